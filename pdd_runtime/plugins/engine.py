@@ -1,0 +1,226 @@
+"""The engine contract: one engine per worker, few verbs, everything made of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from typing import ClassVar, Literal, Protocol
+
+import msgspec
+from pydantic import BaseModel
+
+from pdd_runtime.errors import EngineError
+from pdd_runtime.kv import BlockStore, KvLayout
+
+
+class ModelSpec(BaseModel, frozen=True, extra="forbid"):
+    """Which model, and how exactly it is computed. The same for every pool unless a pool says otherwise."""
+
+    source: str
+    """A name an engine plugin knows, a directory, or a GGUF file."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    mode: Literal["fast", "exact"] = "fast"
+    """`exact`: prefill, extend and decode are bit-identical at any batch, at some cost in speed."""
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen. The random number of a position depends on (seed, position) alone."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0: off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    """64 bits; the frontend draws one where the user gives none."""
+    logprobs: int | None = None
+    """None: none. N: the chosen token's logprob and the N likeliest alternatives."""
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True):
+    """One sampled token."""
+
+    position: int
+    """Index in the whole sequence, prompt included."""
+    id: int
+    logprob: float | None = None
+    """Natural log, of the unmodified distribution (temperature 1, no filters)."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest (token id, logprob), best first."""
+
+
+class PrefillRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Make the KV of `tokens` here, publish its blocks, sample the token after them."""
+
+    id: str
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    salt: str = ""
+
+
+class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Known tokens in, next tokens out."""
+
+    id: str
+    tokens: tuple[int, ...]
+    """Prompt and all output known so far."""
+    prompt_tokens: int
+    """How many of `tokens` are the prompt."""
+    max_tokens: int
+    """How many tokens to make at most; 0 only extends."""
+    sampling: Sampling
+    salt: str = ""
+    hold: bool = False
+    """When it stops, keep the sequence's blocks referenced until the stream is closed."""
+
+
+class BlocksReady(msgspec.Struct, frozen=True, tag="blocks"):
+    """The KV of the first `tokens` tokens is published; `cached` of them were here before."""
+
+    tokens: int
+    cached: int
+
+
+class Extended(msgspec.Struct, frozen=True, tag="extended"):
+    """All known tokens' KV is here: `cached` were found, `computed` were computed in `passes` forward passes."""
+
+    cached: int
+    computed: int
+    passes: int
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """New tokens in order of position, never empty."""
+
+    tokens: tuple[Token, ...]
+
+
+class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
+    """No more tokens come: `length` (max_tokens made, or nothing to make), `stop` (a stop token, which was
+    the last one sent), or `sealed`. `tokens` is the sequence's length, prompt included. With `hold` the
+    stream then stays open, and the blocks referenced, until the caller closes it."""
+
+    reason: Literal["length", "stop", "sealed"]
+    tokens: int
+
+
+PrefillEvent = BlocksReady | Tokens
+DecodeEvent = Extended | Tokens | Stopped
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine can do, as data."""
+
+    extend: Literal["local", "prefill_assisted"] = "local"
+    kv: Literal["portable", "native"] = "portable"
+    fan_out: bool = True
+    """One prefill can feed several readers."""
+    logprobs: bool = False
+    seeded: bool = False
+    position_keyed_sampling: bool = False
+    exact: bool = False
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a started engine is."""
+
+    model: str
+    """The name users know it by."""
+    fingerprint: str
+    """Same weights and config: same fingerprint, in every engine."""
+    layout: KvLayout
+    capacity_blocks: int
+    context_length: int
+    batch_limit: int
+    capabilities: Capabilities
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy a worker is now."""
+
+    running: int = 0
+    waiting: int = 0
+    batch_limit: int = 1
+    blocks_used: int = 0
+    """Blocks that somebody references; 0 when nothing runs."""
+    blocks_cached: int = 0
+    blocks_total: int = 0
+    sessions: int = 0
+    """Engine requests and KV transfers in flight."""
+
+
+class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a frontend needs to speak the model's language."""
+
+    tokenizer_json: str
+    """In the form of the `tokenizers` library."""
+    chat_template: str | None
+    """Jinja2; None: the model has none."""
+    eos_token_ids: tuple[int, ...]
+    special_tokens: dict[str, str] = {}
+    """`bos_token`, `eos_token`, … as the template names them."""
+
+
+class EngineHost(Protocol):
+    """What the worker gives its engine."""
+
+    def open_store(self, layout: KvLayout, blocks: int) -> BlockStore:
+        """Allocate the block memory that engine and KV agent share. Called once, from `start`."""
+        ...
+
+
+class Engine(ABC):
+    """All methods run on the worker's event loop and never block it. Streams are closed by the caller to
+    cancel: that must free everything the request held. Every method may be called twice."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[BaseModel]]
+
+    def __init__(self, config: BaseModel, model: ModelSpec) -> None:
+        self.config, self.model = config, model
+
+    @abstractmethod
+    async def start(self, host: EngineHost) -> EngineInfo:
+        """Load the model. Raises `EngineError`."""
+
+    @abstractmethod
+    def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
+        """`BlocksReady` as chunks finish (the last one covers the prompt, partial tail included), then one
+        `Tokens` with the first token. Blocks are committed to the store before the event says so."""
+
+    @abstractmethod
+    def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent, None]:
+        """`Extended` once, then `Tokens`, then `Stopped`. Finds in the store what is cached and extends the
+        rest; with `max_tokens=0` that is all. On stop it commits the partial tail, too."""
+
+    async def receive(self, request: PrefillRequest, peer: str) -> None:
+        """Native KV only: have the prompt's KV here from `peer`."""
+        raise EngineError(f"engine {self.name} has portable KV; the agent moves its blocks")
+
+    @abstractmethod
+    async def seal(self, request_id: str, tokens: int) -> None:
+        """Stop a decode when its sequence is `tokens` long (at once if it already is longer)."""
+
+    @abstractmethod
+    async def cancel(self, request_id: str) -> None:
+        """Stop a request in any state and free what it holds."""
+
+    @abstractmethod
+    async def cached(self, tokens: Sequence[int], salt: str = "") -> int:
+        """How many leading tokens' KV is here."""
+
+    @abstractmethod
+    async def load(self) -> Load: ...
+
+    @abstractmethod
+    async def tokenizer(self) -> TokenizerFiles: ...
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """Take no new requests; return when the running ones have ended."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free everything; running requests end with `EngineError`."""

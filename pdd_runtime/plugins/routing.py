@@ -1,0 +1,79 @@
+"""The routing contract: which workers a request takes, decided by a pure function."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+import msgspec
+from pydantic import BaseModel
+
+Role = Literal["prefill", "relay", "main", "aggregated"]
+
+
+class WorkerKey(msgspec.Struct, frozen=True, order=True):
+    """Identity of a worker. The epoch changes with every start."""
+
+    pool: str
+    index: int
+    epoch: str
+
+    def __str__(self) -> str:
+        return f"{self.pool}/{self.index}"
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """One ready worker, as the planner of routes sees it."""
+
+    key: WorkerKey
+    role: Role
+    cluster: str
+    cached_tokens: int
+    """Leading prompt tokens whose KV is there."""
+    running: int
+    waiting: int
+    batch_limit: int
+
+
+class EdgeView(msgspec.Struct, frozen=True, kw_only=True):
+    """An edge between pools; `link` is None inside a cluster."""
+
+    source: str
+    target: str
+    carries: Literal["kv", "tokens"]
+    link: str | None
+
+
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    max_tokens: int
+
+
+class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
+    workers: tuple[WorkerView, ...]
+    edges: tuple[EdgeView, ...]
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request takes. `P-RLD-MD`: all three; `P-MD`: no relay; `A`: `main` alone, an aggregated worker."""
+
+    kind: Literal["P-RLD-MD", "P-MD", "A"]
+    main: WorkerKey
+    prefill: WorkerKey | None = None
+    relay: WorkerKey | None = None
+    reason: str
+    """One sentence for the timeline, with the numbers that decided."""
+
+
+class RoutingPolicy(ABC):
+    """Pure: no I/O, no clock, no state. The simulator runs the same object."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[BaseModel]]
+
+    def __init__(self, config: BaseModel) -> None:
+        self.config = config
+
+    @abstractmethod
+    def plan(self, facts: RequestFacts, view: ClusterView) -> Route:
+        """Raises `NoRoute` where no whole route of live workers exists, naming what is missing."""

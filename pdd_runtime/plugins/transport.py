@@ -1,0 +1,135 @@
+"""The transport contract: bulk KV from worker to worker, receiver-driven."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Protocol
+
+import msgspec
+from pydantic import BaseModel
+
+from pdd_runtime.kv import KvLayout
+from pdd_runtime.rpc import Line
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """A block the receiver lacks."""
+
+    name: bytes
+    tokens: int
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """"These blocks of this request, in this order." Indices below are positions in `blocks`."""
+
+    request_id: str
+    blocks: tuple[Wanted, ...]
+    layout: KvLayout
+    """The receiver's."""
+    fingerprint: str
+    epoch: str
+    """The sender's epoch the receiver believes in; another one is refused."""
+    cluster: str
+    """Where the receiver is."""
+    priority: int = 0
+    deadline: float = 60.0
+    """Seconds from now."""
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A block to send, pinned until `Feed.sent`."""
+
+    index: int
+    memory: memoryview
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """A block that will not come: never made, or evicted."""
+
+    index: int
+
+
+class Feed(Protocol):
+    """What one subscription is fed from. Called from transport threads; thread-safe."""
+
+    def next(self, timeout: float) -> Ready | Gone | None:
+        """The next block in the order asked for, waiting up to `timeout` seconds; None: not yet.
+        Raises `Cancelled` when the worker closes, `DeadlineExceeded` past the subscription's deadline."""
+        ...
+
+    def sent(self, index: int) -> None:
+        """The bytes of `index` have left; its pin can go."""
+        ...
+
+    def close(self) -> None:
+        """Drop all pins. Idempotent."""
+        ...
+
+
+class BlockSource(Protocol):
+    """The sending side's KV agent."""
+
+    def open(self, subscription: Subscription) -> Feed:
+        """Thread-safe. Raises `LayoutError` or `TransferError` when the two sides do not fit."""
+        ...
+
+
+class BlockSink(Protocol):
+    """Where one fetch lands. Called from transport threads; thread-safe."""
+
+    def memory(self, index: int) -> memoryview:
+        """The block's preallocated, writable bytes."""
+        ...
+
+    def done(self, index: int) -> None:
+        """The block is whole and its checksum right: it may be committed."""
+        ...
+
+
+class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one fetch did."""
+
+    bytes: int
+    """Payload received."""
+    blocks: int
+    gone: int
+    """Blocks the sender could not give; the engine recomputes them."""
+    seconds: float
+    """From the first subscription to the last block."""
+    resumed: int = 0
+    """How often the connection was lost and what was missing asked for again."""
+
+    @property
+    def goodput(self) -> float:
+        """Bytes per second."""
+        return self.bytes / self.seconds if self.seconds > 0 else 0.0
+
+
+class TransportContext(Protocol):
+    """What the worker gives its transports."""
+
+    cluster: str
+
+    def line_to(self, cluster: str) -> Line | None:
+        """The emulated line on which this process sends to `cluster`; None: the network as it is."""
+        ...
+
+
+class Transport(ABC):
+    name: ClassVar[str]
+    Config: ClassVar[type[BaseModel]]
+
+    def __init__(self, config: BaseModel, context: TransportContext) -> None:
+        self.config, self.context = config, context
+
+    @abstractmethod
+    async def serve(self, source: BlockSource, host: str) -> str:
+        """Listen on `host` and feed subscribers from `source`. Returns the endpoint others fetch from."""
+
+    @abstractmethod
+    async def fetch(self, endpoint: str, subscription: Subscription, sink: BlockSink) -> TransferReport:
+        """Bring the blocks here; a lost connection is resumed with what is missing until the deadline.
+        Cancellation stops it on both sides. Raises `TransferError`; what arrived stays."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
