@@ -1,0 +1,99 @@
+"""What crosses the message plane to and from a worker, beside the contracts' own types.
+
+| method | asks with | answers with |
+|---|---|---|
+| `engine.prefill` | `PrefillRequest` | stream of `PrefillEvent` |
+| `engine.decode` | `DecodeRequest` | stream of `DecodeEvent` |
+| `engine.seal` | `Seal` | `None` |
+| `engine.cancel` | `RequestId` | `None` |
+| `engine.cached` | `Cached` | `int` |
+| `engine.tokenizer` | `Empty` | `TokenizerFiles` |
+| `engine.load` | `Empty` | `Load` |
+| `kv.fetch` | `FetchRequest` | stream of `FetchEvent`, open until the caller closes it |
+| `worker.watch` | `Empty` | stream of `WatchEvent` |
+| `worker.drain` | `Empty` | `None` |
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdd_runtime.plugins.engine import Load
+from pdd_runtime.plugins.transport import TransferReport
+
+
+class Empty(msgspec.Struct, frozen=True):
+    """Nothing to say."""
+
+
+class RequestId(msgspec.Struct, frozen=True):
+    """One request, in whatever state it is."""
+
+    id: str
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """Stop the decode `id` when its sequence is `tokens` long."""
+
+    id: str
+    tokens: int
+
+
+class Cached(msgspec.Struct, frozen=True):
+    """How many leading tokens of `tokens` are here?"""
+
+    tokens: tuple[int, ...]
+    salt: str = ""
+
+
+class FetchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Have the KV of `tokens` here, from the worker at `endpoint`; what is here already is not moved."""
+
+    id: str
+    """The request whose KV it is: the source waits for its blocks while the request runs there."""
+    tokens: tuple[int, ...]
+    transport: str
+    """The transport plugin's name."""
+    endpoint: str
+    """Where the source serves that transport."""
+    epoch: str
+    """The source's epoch; another one is refused."""
+    salt: str = ""
+    priority: int = 0
+    timeout: float = 60.0
+    """Seconds, for the wait for room and the transfer together."""
+
+
+class Fetching(msgspec.Struct, frozen=True, tag="fetching"):
+    """At once: what the fetch has to do."""
+
+    blocks_cached: int
+    """Here already, and retained."""
+    blocks_wanted: int
+
+
+class FetchProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """Now and then: what has come so far."""
+
+    blocks: int
+    bytes: int
+    """Of the blocks that are whole."""
+
+
+class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
+    """Last: the transfer is over. The blocks stay retained until the caller closes the stream."""
+
+    report: TransferReport
+    cached_tokens: int
+    """Leading tokens whose KV is here now."""
+
+
+FetchEvent = Fetching | FetchProgress | Fetched
+
+
+class WatchEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed in a worker since the last event; the first one has every name."""
+
+    added: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
+    load: Load
