@@ -1,0 +1,33 @@
+"""The emulated lines on which one process sends to other clusters."""
+
+from __future__ import annotations
+
+import xxhash
+
+from pdd_runtime.graph.models import Graph
+from pdd_runtime.rpc import Line
+
+
+class Lines:
+    """One `Line` per link that is emulated and leads away from `cluster`; message plane and transports of a
+    process share them."""
+
+    def __init__(self, graph: Graph, cluster: str) -> None:
+        self.cluster = cluster
+        self._lines: dict[str, Line | None] = {}
+        for name, link in graph.spec.links.items():
+            if cluster not in link.between:
+                continue
+            far = link.between[1] if link.between[0] == cluster else link.between[0]
+            # RTT and jitter are the graph's for a round trip: each direction has half of them.
+            line = Line(
+                link.bandwidth,
+                delay=link.rtt / 2,
+                jitter=link.jitter / 2,
+                seed=xxhash.xxh32_intdigest(f"{name}/{cluster}"),
+            )
+            self._lines.setdefault(far, line if link.emulate else None)
+
+    def to(self, cluster: str) -> Line | None:
+        """The line to `cluster`; None: the network as it is."""
+        return self._lines.get(cluster) if cluster != self.cluster else None
