@@ -5,16 +5,28 @@ from __future__ import annotations
 import mmap
 from array import array
 
+from pdd_runtime.errors import CapacityError
+
 
 class BlockPool:
-    """A fixed number of equal blocks in one anonymous mapping, whose pages exist only once they are touched."""
+    """A fixed number of equal blocks in one anonymous mapping, whose pages exist only once they are touched.
+
+    Raises `CapacityError` where the system refuses that much.
+    """
 
     def __init__(self, block_bytes: int, blocks: int) -> None:
         if block_bytes < 1 or blocks < 1:
             raise ValueError(f"a pool needs blocks of at least one byte: {blocks} blocks of {block_bytes} bytes")
         self.block_bytes, self.blocks = block_bytes, blocks
-        self._map = mmap.mmap(-1, block_bytes * blocks, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._buffer = memoryview(self._map)
+        try:
+            memory = mmap.mmap(-1, block_bytes * blocks, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise CapacityError(
+                f"no memory for {blocks} blocks of {block_bytes} bytes",
+                why=str(error),
+                fix="give the pool fewer blocks",
+            ) from error
+        self._buffer = memoryview(memory)
         self._references = array("l", bytes(array("l").itemsize * blocks))
         # A stack: the block freed last has its pages in place and its bytes in the processor's cache.
         self._free = list(range(blocks - 1, -1, -1))
