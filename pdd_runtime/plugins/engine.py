@@ -170,6 +170,11 @@ class EngineHost(Protocol):
         """Allocate the block memory that engine and KV agent share. Called once, from `start`."""
         ...
 
+    def failed(self, error: EngineError) -> None:
+        """The engine can serve nothing more (its loop crashed): the worker says why, exits, and is started
+        again. On the event loop."""
+        ...
+
 
 class Engine(ABC):
     """All methods run on the worker's event loop and never block it. Streams are closed by the caller to
