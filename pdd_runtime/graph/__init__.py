@@ -1,0 +1,27 @@
+"""The declared graph: its form, loading with file:line errors, whole-graph checks."""
+
+from __future__ import annotations
+
+from pdd_runtime.graph.faults import GraphErrors, nearest
+from pdd_runtime.graph.links import link_between
+from pdd_runtime.graph.loading import LoadedGraph, load, loads
+from pdd_runtime.graph.models import Cluster, Edge, Frontend, Graph, Link, Model, PluginRef, Pool, Role, Spec
+
+__all__ = [
+    "Cluster",
+    "Edge",
+    "Frontend",
+    "Graph",
+    "GraphErrors",
+    "Link",
+    "LoadedGraph",
+    "Model",
+    "PluginRef",
+    "Pool",
+    "Role",
+    "Spec",
+    "link_between",
+    "load",
+    "loads",
+    "nearest",
+]

@@ -2,63 +2,82 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdd_runtime.graph.units import Bandwidth, Duration
 
-_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+"""Of graphs, clusters, links and pools: it becomes part of file names, labels and addresses."""
 Role = Literal["prefill", "relay", "main", "aggregated"]
 
 
 class _Form(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class PluginRef(_Form):
     """A plugin by name, with its own config."""
 
     plugin: str
+    """The plugin's name, as `pdd-runtime plugins` lists it."""
     config: dict[str, Any] = {}
+    """Its settings; each plugin says which it knows."""
 
 
 class Metadata(_Form):
-    name: str = Field(pattern=_NAME)
+    name: Name
+    """The graph's name: `ps`, `logs` and `down` take it, and its state directory is called so."""
 
 
 class Model(_Form):
-    """Defaults for every pool."""
+    """Which model is served, and how exactly. Defaults for every pool."""
 
     source: str
+    """A name an engine plugin knows, a directory, or a GGUF file."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """The numbers it is computed in."""
     mode: Literal["fast", "exact"] = "fast"
+    """`exact`: prefill, extend and decode are bit-identical at any batch, at some cost in speed."""
 
 
 class Cluster(_Form):
-    """One datacenter."""
+    """One datacenter, with a fast network inside."""
 
 
 class Link(_Form):
-    """A network between two clusters."""
+    """A network between two clusters. One pair of clusters has at most one."""
 
-    between: tuple[str, str]
-    bandwidth: Bandwidth
+    between: tuple[Name, Name]
+    """The two clusters it joins."""
+    bandwidth: Annotated[Bandwidth, Field(gt=0)]
+    """In each direction, e.g. `200Mbit/s`."""
     rtt: Duration
+    """There and back, e.g. `50ms`."""
     jitter: Duration = 0.0
-    streams: int = Field(4, ge=1, le=64)
-    price: float | None = None
+    """How much later than that a message may come, e.g. `2ms`."""
+    streams: int = Field(default=4, ge=1, le=64)
+    """Connections that bulk KV is spread over."""
+    price: float | None = Field(default=None, ge=0)
+    """Dollars a GB sent, for the planner."""
     emulate: bool = False
     """Shape traffic in the sending process as if it crossed this link."""
 
 
 class Pool(_Form):
+    """Replicas of one role and engine in one cluster."""
+
     role: Role
-    cluster: str
-    replicas: int = Field(1, ge=1, le=1024)
+    """What its workers do."""
+    cluster: Name
+    """Where they stand."""
+    replicas: int = Field(default=1, ge=1, le=1024)
+    """How many workers."""
     hardware: str | None = None
     """What the planner prices and models."""
     engine: PluginRef
+    """The engine plugin that computes."""
     model: Model | None = None
     """Overrides `spec.model` whole."""
     env: dict[str, str] = {}
@@ -66,41 +85,80 @@ class Pool(_Form):
 
 
 class Edge(_Form):
-    source: str = Field(alias="from")
-    target: str = Field(alias="to")
+    """One pool feeds another."""
+
+    source: Name = Field(alias="from")
+    """The pool that gives."""
+    target: Name = Field(alias="to")
+    """The pool that takes."""
     carries: Literal["kv", "tokens"]
+    """KV blocks in bulk, or token IDs only."""
     transport: PluginRef | None = None
-    link: str | None = None
+    """The transport plugin; an edge that carries `kv` needs one."""
+    link: Name | None = None
+    """The link it crosses; an edge inside one cluster has none."""
 
 
 class Slo(_Form):
+    """What users are promised, for planning and alarms."""
+
     ttft_p90: Duration | None = None
+    """Time to the first token, 90th percentile."""
     tpot_p90: Duration | None = None
+    """Time per output token after it, 90th percentile."""
 
 
 class Frontend(_Form):
+    """The OpenAI-compatible HTTP API."""
+
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    """0: any free port."""
-    cluster: str | None = None
-    """Where it stands; by default the prefill pool's cluster."""
+    """The address it listens on."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """The port it listens on; 0: any free one."""
+    cluster: Name | None = None
+    """Where it stands; by default with the first prefill pool, else with the first pool."""
 
 
 class Spec(_Form):
+    """What runs."""
+
     model: Model
-    clusters: dict[str, Cluster]
-    links: dict[str, Link] = {}
-    pools: dict[str, Pool]
+    clusters: dict[Name, Cluster] = Field(min_length=1)
+    links: dict[Name, Link] = {}
+    pools: dict[Name, Pool] = Field(min_length=1)
     edges: tuple[Edge, ...] = ()
+    """Which pool feeds which; many to many."""
     routing: PluginRef = PluginRef(plugin="hit-threshold")
+    """The routing policy: which workers a request takes."""
     handoff: PluginRef = PluginRef(plugin="catch-up")
+    """The handoff strategy: when decoding passes from relay to main."""
     slo: Slo = Slo()
     frontend: Frontend = Frontend()
     discovery: PluginRef = PluginRef(plugin="local")
+    """How the processes find each other."""
 
 
 class Graph(_Form):
+    """The whole declaration."""
+
     apiVersion: Literal["pdd/v1alpha1"]  # noqa: N815 - the YAML's key
+    """The form's version."""
     kind: Literal["InferenceGraph"]
     metadata: Metadata
     spec: Spec
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def frontend_cluster(self) -> str:
+        """The cluster in which the frontend, and the session driver in it, stand."""
+        if self.spec.frontend.cluster:
+            return self.spec.frontend.cluster
+        pools = list(self.spec.pools.values())
+        return next((pool.cluster for pool in pools if pool.role == "prefill"), pools[0].cluster)
+
+    def model_of(self, pool: str) -> Model:
+        """The model that `pool` serves."""
+        return self.spec.pools[pool].model or self.spec.model

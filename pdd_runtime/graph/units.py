@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, PlainSerializer
 
-_NUMBER = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]*)\s*$")
+_NUMBER = re.compile(r"^\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-z/]*)\s*$")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _BITS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
-_BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
 def _parse(value: object, units: dict[str, float], kind: str) -> float:
     match = _NUMBER.match(value) if isinstance(value, str) else None
     if not match or match[2] not in units:
         raise ValueError(f"{value!r} is not a {kind}: write a number and one of {', '.join(units)}")
-    return float(match[1]) * units[match[2]]
+    number = float(match[1]) * units[match[2]]
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not a {kind}: the number is too large")
+    return number
+
+
+def _write(value: float, units: dict[str, float], base: str) -> str:
+    """The shortest spelling that is read back as exactly `value`."""
+    spellings = [f"{value / factor:.15g}{unit}" for unit, factor in units.items()]
+    exact = [text for text in spellings if _parse(text, units, "quantity") == value]
+    return min(exact, key=len) if exact else f"{value!r}{base}"
 
 
 def _duration(value: object) -> object:
@@ -29,12 +40,28 @@ def _bandwidth(value: object) -> object:
 
 
 def _size(value: object) -> object:
-    return int(_parse(value, {k: float(v) for k, v in _BYTES.items()}, "size"))
+    return int(_parse(value, _BYTES, "size"))
 
 
-Duration = Annotated[float, BeforeValidator(_duration)]
+def write_duration(seconds: float) -> str:
+    """`0.05` as `50ms`."""
+    return _write(seconds, _SECONDS, "s")
+
+
+def write_bandwidth(bits_per_second: float) -> str:
+    """`2e8` as `200Mbit/s`."""
+    return _write(bits_per_second, _BITS, "bit/s")
+
+
+def write_size(size: int) -> str:
+    """`2**20` as `1MiB`."""
+    return _write(float(size), _BYTES, "B")
+
+
+# Written with their units in JSON, too: what a worker is given reads and validates like the YAML.
+Duration = Annotated[float, BeforeValidator(_duration), PlainSerializer(write_duration, str, "json")]
 """Seconds, written `50ms`, `10s`."""
-Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth), PlainSerializer(write_bandwidth, str, "json")]
 """Bits per second, written `200Mbit/s`, `10Gbit/s`."""
-Size = Annotated[int, BeforeValidator(_size)]
+Size = Annotated[int, BeforeValidator(_size), PlainSerializer(write_size, str, "json")]
 """Bytes, written `512MiB`, `8GB`."""

@@ -1,0 +1,255 @@
+"""Whole-graph checks: what no single key can get wrong on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pdd_runtime.errors import GraphError
+from pdd_runtime.graph.document import Document, Route
+from pdd_runtime.graph.faults import nearest
+from pdd_runtime.graph.links import link_between
+from pdd_runtime.graph.models import Edge, Graph
+
+_MAY_FEED = {
+    "kv": {("prefill", "relay"), ("prefill", "main"), ("relay", "main")},
+    "tokens": {("relay", "main")},
+}
+
+
+def check(graph: Graph, document: Document) -> list[GraphError]:
+    """All that is wrong. Checks that build on names run only when every name is right."""
+    scene = _Scene(graph, document)
+    names = [*_names(scene)]
+    if names:
+        return names
+    checks: tuple[Callable[[_Scene], Iterator[GraphError]], ...] = (_links, _edges, _relays, _routes, _frontend)
+    return [error for check in checks for error in check(scene)]
+
+
+class _Scene:
+    def __init__(self, graph: Graph, document: Document) -> None:
+        self.graph, self.spec, self.document = graph, graph.spec, document
+
+    def cluster(self, pool: str) -> str:
+        return self.spec.pools[pool].cluster
+
+    def role(self, pool: str) -> str:
+        return self.spec.pools[pool].role
+
+    def fed(self, carries: str, source: str, target: str) -> bool:
+        return any((e.carries, e.source, e.target) == (carries, source, target) for e in self.spec.edges)
+
+    def error(self, route: Route, what: str, *, why: str = "", fix: str = "") -> GraphError:
+        return GraphError(what, where=self.document.locate(route), why=why, fix=fix)
+
+
+def _names(scene: _Scene) -> Iterator[GraphError]:
+    """Clusters, pools and links are referred to by names that exist."""
+    spec = scene.spec
+
+    def unknown(kind: str, name: str, known: dict[str, object], route: Route) -> Iterator[GraphError]:
+        if name not in known:
+            names = ", ".join(known) or "none"
+            fix = nearest(name, known) or f"add it below spec.{kind}s, or name one that is there"
+            yield scene.error(route, f'there is no {kind} "{name}"', why=f"the {kind}s are: {names}", fix=fix)
+
+    for name, link in spec.links.items():
+        for end, cluster in enumerate(link.between):
+            yield from unknown("cluster", cluster, dict(spec.clusters), ("spec", "links", name, "between", end))
+    for name, pool in spec.pools.items():
+        yield from unknown("cluster", pool.cluster, dict(spec.clusters), ("spec", "pools", name, "cluster"))
+        if name == "frontend":
+            yield GraphError(
+                'no pool can be called "frontend"',
+                where=scene.document.locate_key(("spec", "pools", name)),
+                why="the frontend is a process of its own in every graph, listed beside the pools",
+                fix="give the pool another name",
+            )
+    for index, edge in enumerate(spec.edges):
+        yield from unknown("pool", edge.source, dict(spec.pools), ("spec", "edges", index, "from"))
+        yield from unknown("pool", edge.target, dict(spec.pools), ("spec", "edges", index, "to"))
+        if edge.link is not None:
+            yield from unknown("link", edge.link, dict(spec.links), ("spec", "edges", index, "link"))
+    if spec.frontend.cluster is not None:
+        yield from unknown("cluster", spec.frontend.cluster, dict(spec.clusters), ("spec", "frontend", "cluster"))
+
+
+def _links(scene: _Scene) -> Iterator[GraphError]:
+    """A link joins two clusters, and no other link joins the same two."""
+    seen: dict[frozenset[str], str] = {}
+    for name, link in scene.spec.links.items():
+        route = ("spec", "links", name, "between")
+        a, b = link.between
+        pair = frozenset(link.between)
+        if a == b:
+            yield scene.error(
+                route,
+                f'link "{name}" joins {a} with itself',
+                why="inside a cluster the network needs no link",
+                fix="name two clusters",
+            )
+        elif pair in seen:
+            yield scene.error(
+                route,
+                f'links "{seen[pair]}" and "{name}" both join {a} and {b}',
+                why="a pair of clusters has one link, which all their traffic shares",
+                fix="remove one of them",
+            )
+        seen.setdefault(pair, name)
+
+
+def _edges(scene: _Scene) -> Iterator[GraphError]:
+    """Each edge by itself: its ends, what it carries, its transport and its link."""
+    seen: dict[tuple[str, str, str], int] = {}
+    for index, edge in enumerate(scene.spec.edges):
+        route: Route = ("spec", "edges", index)
+        ends = (scene.role(edge.source), scene.role(edge.target))
+        arrow = f"{edge.source} → {edge.target}"
+        key = (edge.source, edge.target, edge.carries)
+        if edge.source == edge.target:
+            yield scene.error(route, f'pool "{edge.source}" feeds itself', fix="remove the edge, or name another pool")
+            continue
+        if "aggregated" in ends:
+            yield scene.error(
+                route,
+                f"edge {arrow} joins an aggregated pool",
+                why="an aggregated pool prefills and decodes on its own; nothing feeds it, and it feeds nothing",
+                fix="remove the edge, or change the pool's role",
+            )
+            continue
+        if ends not in _MAY_FEED[edge.carries]:
+            yield scene.error(
+                route,
+                f"edge {arrow} carries {edge.carries} from a {ends[0]} pool to a {ends[1]} pool",
+                why="kv goes prefill → relay, prefill → main and relay → main; tokens go relay → main",
+            )
+            continue
+        if key in seen:
+            yield scene.error(
+                route,
+                f"edge {arrow} carrying {edge.carries} is there twice",
+                why=f"spec.edges.{seen[key]} says the same",
+                fix="remove one of them",
+            )
+        seen.setdefault(key, index)
+        yield from _transport(scene, edge, route, arrow)
+        yield from _crossing(scene, edge, route, arrow)
+
+
+def _transport(scene: _Scene, edge: Edge, route: Route, arrow: str) -> Iterator[GraphError]:
+    if edge.carries == "kv" and edge.transport is None:
+        yield scene.error(
+            route,
+            f"edge {arrow} carries kv and has no transport",
+            fix="add transport: {plugin: …}; `pdd-runtime plugins` lists the transports",
+        )
+    if edge.carries == "tokens" and edge.transport is not None:
+        yield scene.error(
+            (*route, "transport"),
+            f"edge {arrow} carries tokens and has a transport",
+            why="tokens go over the message plane; a transport moves kv",
+            fix="remove the transport",
+        )
+
+
+def _crossing(scene: _Scene, edge: Edge, route: Route, arrow: str) -> Iterator[GraphError]:
+    a, b = scene.cluster(edge.source), scene.cluster(edge.target)
+    joining = link_between(scene.graph, a, b)
+    if a == b and edge.link is not None:
+        yield scene.error(
+            (*route, "link"),
+            f'edge {arrow} has link "{edge.link}", but both pools are in {a}',
+            why="links lie between clusters",
+            fix="remove the link, or move a pool",
+        )
+    elif a != b and edge.link is None:
+        fix = f"add link: {joining[0]}" if joining else f"declare a link between {a} and {b}, and name it here"
+        yield scene.error(
+            route,
+            f"edge {arrow} crosses from {a} to {b} and has no link",
+            why="traffic between clusters goes over a declared link",
+            fix=fix,
+        )
+    elif a != b and edge.link is not None and set(scene.spec.links[edge.link].between) != {a, b}:
+        there = " and ".join(scene.spec.links[edge.link].between)
+        yield scene.error(
+            (*route, "link"),
+            f'edge {arrow} crosses from {a} to {b}, but link "{edge.link}" joins {there}',
+            fix=f"use link: {joining[0]}" if joining else f"declare a link between {a} and {b}",
+        )
+
+
+def _relays(scene: _Scene) -> Iterator[GraphError]:
+    """A relay hides the WAN from the user, so its own KV must not cross it."""
+    for index, edge in enumerate(scene.spec.edges):
+        if (edge.carries, scene.role(edge.source), scene.role(edge.target)) != ("kv", "prefill", "relay"):
+            continue
+        a, b = scene.cluster(edge.source), scene.cluster(edge.target)
+        if a != b:
+            yield scene.error(
+                ("spec", "edges", index),
+                f'relay pool "{edge.target}" is in {b}, but its prefill pool "{edge.source}" is in {a}',
+                why="a relay decodes while the KV crosses to main; behind the same link it would wait just as long",
+                fix=f"put the relay pool into {a}, or leave the relay out",
+            )
+
+
+def _routes(scene: _Scene) -> Iterator[GraphError]:
+    """Every pool is on a whole route: aggregated alone, P-MD, or P-RLD-MD. Both kinds end on main."""
+    pools = scene.spec.pools
+    mains = {e.target for e in scene.spec.edges if e.carries == "kv" and scene.role(e.source) == "prefill"}
+    mains = {name for name in mains if scene.role(name) == "main"}
+    if not mains and not any(pool.role == "aggregated" for pool in pools.values()):
+        yield scene.error(
+            ("spec", "edges") if scene.spec.edges else ("spec",),
+            "no request can be served: no whole route",
+            why="a route is an aggregated pool, or a prefill pool that feeds a main pool with kv",
+            fix="add an edge {from: PREFILL, to: MAIN, carries: kv, transport: …}",
+        )
+        return
+    for name, pool in pools.items():
+        route = ("spec", "pools", name)
+        if pool.role == "prefill" and not any(scene.fed("kv", name, main) for main in mains):
+            yield scene.error(
+                route,
+                f'prefill pool "{name}" is on no route',
+                why="it feeds no main pool with kv, and every route ends on main",
+                fix=f"add an edge {{from: {name}, to: MAIN, carries: kv, transport: …}}",
+            )
+        if pool.role == "main" and name not in mains:
+            yield scene.error(
+                route,
+                f'main pool "{name}" is on no route',
+                why="no prefill pool feeds it with kv",
+                fix=f"add an edge {{from: PREFILL, to: {name}, carries: kv, transport: …}}",
+            )
+        if pool.role == "relay":
+            yield from _relay_route(scene, name, mains)
+
+
+def _relay_route(scene: _Scene, name: str, mains: set[str]) -> Iterator[GraphError]:
+    prefills = [p for p in scene.spec.pools if scene.fed("kv", p, name)]
+    targets = [m for m in mains if scene.fed("tokens", name, m) or scene.fed("kv", name, m)]
+    if any(scene.fed("kv", prefill, main) for prefill in prefills for main in targets):
+        return
+    if not prefills:
+        why, fix = "no prefill pool feeds it with kv", f"{{from: PREFILL, to: {name}, carries: kv, transport: …}}"
+    elif not targets:
+        why, fix = "it hands off to no main pool", f"{{from: {name}, to: MAIN, carries: tokens}}"
+    else:
+        why = "no prefill pool feeds both it and the main pool that it hands off to"
+        fix = f"{{from: {prefills[0]}, to: {targets[0]}, carries: kv, transport: …}}"
+    yield scene.error(("spec", "pools", name), f'relay pool "{name}" is on no route', why=why, fix=f"add an edge {fix}")
+
+
+def _frontend(scene: _Scene) -> Iterator[GraphError]:
+    """The frontend talks to every pool, so a link must lead to each."""
+    home = scene.graph.frontend_cluster
+    for name, pool in scene.spec.pools.items():
+        if pool.cluster != home and link_between(scene.graph, home, pool.cluster) is None:
+            yield scene.error(
+                ("spec", "pools", name),
+                f'no link joins {home}, where the frontend stands, and {pool.cluster}, where pool "{name}" is',
+                why="the frontend drives every session: it sends tokens to each pool",
+                fix="declare that link, or move the frontend with spec.frontend.cluster",
+            )

@@ -1,0 +1,146 @@
+"""What pydantic finds wrong, told with the line, the nearest name and the fix."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from pdd_runtime.errors import GraphError
+from pdd_runtime.graph.document import Document, Route, dotted
+
+_FORMS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "model": "a mapping (key: value)",
+    "dict": "a mapping (key: value)",
+    "tuple": "a list",
+    "list": "a list",
+}
+
+
+class GraphErrors(GraphError):  # noqa: N818 - several of them
+    """Several faults of one graph. It reads like the first; `errors` has them all, in the file's order."""
+
+    code = "graphs"
+
+    def __init__(
+        self, what: str, *, where: str = "", why: str = "", fix: str = "", errors: tuple[GraphError, ...] = ()
+    ) -> None:
+        self.errors = errors
+        super().__init__(what, where=where, why=why, fix=fix)
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors) or super().__str__()
+
+
+def raise_all(errors: Sequence[GraphError]) -> None:
+    """Nothing for no error, the error itself for one, `GraphErrors` for more."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        first = errors[0]
+        raise GraphErrors(first.what, where=first.where, why=first.why, fix=first.fix, errors=tuple(errors))
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`did you mean "x"?`, or nothing where no name is near."""
+    close = get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f'did you mean "{close[0]}"?' if close else ""
+
+
+def keys_at(model: type[BaseModel], route: Route) -> list[str]:
+    """The keys that the form knows at `route` below `model`; none where any key is allowed."""
+    kind: Any = model
+    for step in route:
+        kind = _bare(kind)
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            fields = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+            kind = fields.get(str(step))
+        else:
+            arguments = get_args(kind)
+            kind = arguments[1] if get_origin(kind) is dict else arguments[0] if arguments else None
+    kind = _bare(kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [field.alias or name for name, field in kind.model_fields.items()]
+    return []
+
+
+def _bare(kind: Any) -> Any:
+    while get_origin(kind) in (Annotated, Union, types.UnionType):
+        kind = next(option for option in get_args(kind) if option is not type(None))
+    return kind
+
+
+def explain(fault: Mapping[str, Any], model: type[BaseModel], document: Document, base: Route = ()) -> GraphError:
+    """One entry of `ValidationError.errors()` as a `GraphError`. `base` is where `model` stands in the document."""
+    location: Route = tuple(fault["loc"])
+    kind, value = str(fault["type"]), fault["input"]
+    if location and location[-1] == "[key]":
+        location, value = location[:-1], location[-2]
+    inner, key = location[:-1], location[-1] if location else ""
+    route, parent = (*base, *location), (*base, *inner)
+    known = keys_at(model, inner)
+    if kind == "extra_forbidden":
+        return GraphError(
+            f'unknown key "{key}" in {dotted(parent)}',
+            where=document.locate_key(route),
+            why=f"the keys here are {', '.join(known)}" if known else "no key is known here",
+            fix=nearest(str(key), known) or "remove it",
+        )
+    if kind == "missing":
+        if isinstance(key, int):
+            return GraphError(f"{dotted(parent)} lacks item {key + 1}", where=document.locate(parent))
+        present = _value_at(document.data, parent)
+        typo = nearest(str(key), set(present) - set(known)) if isinstance(present, dict) else ""
+        return GraphError(
+            f'{dotted(parent)} has no "{key}"', where=document.locate(parent), fix=typo or f'add "{key}:" below it'
+        )
+    if kind == "string_pattern_mismatch":
+        return GraphError(
+            f'"{value}" in {dotted(parent)} is not a name',
+            where=document.locate_key(route) if value == key else document.locate(route),
+            why="names are lower-case letters, digits and dashes, at most 63, with no dash at either end",
+        )
+    context: Mapping[str, Any] = fault.get("ctx", {})
+    why, fix = _sentence(kind, str(fault["msg"]), context), ""
+    if kind == "literal_error":
+        options = [option for option in str(context["expected"]).split("'")[1::2] if option]
+        why, fix = f"it must be {' or '.join(options)}", nearest(str(value), options)
+    if kind == "string_type" and isinstance(value, (bool, int, float)):
+        fix = "write it in quotes, so that YAML reads it as text"
+    return GraphError(f"{dotted(route)} is {_shown(value)}", where=document.locate(route), why=why, fix=fix)
+
+
+def _sentence(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    if "error" in context:
+        return str(context["error"])
+    form = _FORMS.get(kind.split("_")[0]) if kind.endswith(("_type", "_parsing", "_from_float")) else None
+    return f"it must be {form}" if form else message.replace("Input should", "it should")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:56]}…'"
+
+
+def _value_at(data: Any, route: Route) -> Any:
+    for step in route:
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return data
