@@ -1,0 +1,7 @@
+"""What can be seen of a running graph: request timelines and metrics."""
+
+from __future__ import annotations
+
+from pdd_runtime.observe.timeline import Timeline, Timelines
+
+__all__ = ["Timeline", "Timelines"]

@@ -1,0 +1,166 @@
+"""What happened to one request, when, and where: the body of `GET /pdd/requests/{id}`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pdd_runtime.clock import now
+
+
+class Cached(msgspec.Struct):
+    """Leading prompt tokens whose KV was there before the request came; None: not known (yet), or no such tier."""
+
+    prefill: int | None = None
+    main: int | None = None
+
+
+class Tokens(msgspec.Struct):
+    """Output tokens that the user got, by the tier that made them. An aggregated worker counts as main."""
+
+    prefill: int = 0
+    relay: int = 0
+    main: int = 0
+
+
+class KvTransfer(msgspec.Struct):
+    """One edge's KV. Times are seconds from arrival."""
+
+    edge: str
+    """`source->target`, pools by name."""
+    bytes: int = 0
+    blocks_sent: int = 0
+    blocks_cached: int = 0
+    """Not sent, because the target had them."""
+    started: float = 0.0
+    finished: float | None = None
+    """None: under way, or failed (an event then says why)."""
+    goodput: float = 0.0
+    """Bytes per second, over the transfer as its receiver saw it."""
+
+
+class HandoffRecord(msgspec.Struct):
+    """How decoding passed from relay to main."""
+
+    strategy: str
+    sealed_at: int | None = None
+    """Output tokens at the seal; None: not sealed (yet)."""
+    extended: int = 0
+    """Output tokens whose KV main computed before it decoded."""
+    rounds: int = 0
+    """Extends while the relay went on."""
+    gap: float | None = None
+    """Seconds between the last token before the seal and main's first, as the user got them."""
+
+
+class Event(msgspec.Struct):
+    """`what` is a fixed word or two, then, behind a colon, details for people."""
+
+    t: float
+    worker: str
+    """`pool/index`; empty: the session driver."""
+    what: str
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """The keys and their order are part of the API."""
+
+    id: str
+    graph: str
+    variant: str = ""
+    route: str = ""
+    reason: str = ""
+    prompt_tokens: int = 0
+    cached: Cached = msgspec.field(default_factory=Cached)
+    tokens: Tokens = msgspec.field(default_factory=Tokens)
+    kv: list[KvTransfer] = []
+    handoff: HandoffRecord | None = None
+    events: list[Event] = []
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+class Timeline:
+    """Records one request while it runs; `body()` may be asked at any time."""
+
+    def __init__(self, id: str, graph: str, prompt_tokens: int, *, variant: str = "", clock: Callable[[], float] = now):
+        self._clock, self._arrived = clock, clock()
+        self._body = Body(id=id, graph=graph, variant=variant, prompt_tokens=prompt_tokens)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since arrival."""
+        return self._clock() - self._arrived
+
+    @property
+    def cached(self) -> Cached:
+        return self._body.cached
+
+    @property
+    def tokens(self) -> Tokens:
+        return self._body.tokens
+
+    @property
+    def handoff(self) -> HandoffRecord | None:
+        return self._body.handoff
+
+    def routed(self, kind: str, reason: str) -> None:
+        """The route is chosen."""
+        self._body.route, self._body.reason = kind, reason
+        self.event("", f"route: {kind}")
+
+    def event(self, worker: object, what: str) -> None:
+        """Something happened now at `worker` (its `pool/index` form)."""
+        self._body.events.append(Event(self.elapsed, str(worker), what))
+
+    def transfer(self, source: str, target: str) -> KvTransfer:
+        """A transfer from pool to pool begins now; its receiver's counts are written into what this returns."""
+        transfer = KvTransfer(f"{source}->{target}", started=self.elapsed)
+        self._body.kv.append(transfer)
+        return transfer
+
+    def hands_off(self, strategy: str) -> HandoffRecord:
+        """The request has a relay, and `strategy` decides when main takes over."""
+        self._body.handoff = HandoffRecord(strategy)
+        return self._body.handoff
+
+    def finished(self, reason: str) -> None:
+        """The user has the whole answer."""
+        self._body.finish_reason = reason
+        self.event("", f"finish: {reason}")
+
+    def failed(self, error: BaseException) -> None:
+        """The request ended with `error`, and the user was told so."""
+        self._body.error = str(error) or type(error).__name__
+        self.event("", f"error: {type(error).__name__}")
+
+    def body(self) -> dict[str, Any]:
+        """The timeline as plain JSON values, as far as it has come."""
+        body: dict[str, Any] = msgspec.to_builtins(self._body)
+        return body
+
+
+class Timelines:
+    """The timelines of the last `limit` requests, running ones among them."""
+
+    def __init__(self, limit: int = 1000) -> None:
+        self.limit = limit
+        self._timelines: OrderedDict[str, Timeline] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._timelines)
+
+    def begin(self, id: str, graph: str, prompt_tokens: int, *, variant: str = "") -> Timeline:
+        """A timeline that starts now. It replaces one of the same id, and the oldest where there are too many."""
+        timeline = Timeline(id, graph, prompt_tokens, variant=variant)
+        self._timelines.pop(id, None)
+        self._timelines[id] = timeline
+        while len(self._timelines) > self.limit:
+            self._timelines.popitem(last=False)
+        return timeline
+
+    def get(self, id: str) -> Timeline | None:
+        return self._timelines.get(id)
