@@ -24,7 +24,7 @@ class Lines:
                 link.bandwidth,
                 delay=link.rtt / 2,
                 jitter=link.jitter / 2,
-                seed=xxhash.xxh32_intdigest(f"{name}/{cluster}"),
+                seed=xxhash.xxh32_intdigest(f"{name}/{cluster}".encode()),
             )
             self._lines.setdefault(far, line if link.emulate else None)
 

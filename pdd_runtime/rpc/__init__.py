@@ -1,5 +1,23 @@
 """The message plane: msgpack frames over TCP, unary calls and server-streams with deadlines and cancellation."""
 
+from pdd_runtime.rpc.channel import Heartbeat
+from pdd_runtime.rpc.connection import RpcConnection, connect
+from pdd_runtime.rpc.context import RpcContext
+from pdd_runtime.rpc.greeting import PROTOCOL, Greeting
 from pdd_runtime.rpc.line import Line
+from pdd_runtime.rpc.server import LineTo, RpcServer, no_line
+from pdd_runtime.rpc.stream import RpcStream
 
-__all__ = ["Line"]
+__all__ = [
+    "PROTOCOL",
+    "Greeting",
+    "Heartbeat",
+    "Line",
+    "LineTo",
+    "RpcConnection",
+    "RpcContext",
+    "RpcServer",
+    "RpcStream",
+    "connect",
+    "no_line",
+]

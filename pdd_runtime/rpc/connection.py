@@ -1,0 +1,210 @@
+"""The calling side of the message plane."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from types import UnionType
+from typing import Any, Protocol, TypeVar, overload
+
+import msgspec
+
+from pdd_runtime.clock import now
+from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, PddError, RpcError
+from pdd_runtime.rpc.channel import Channel, Heartbeat
+from pdd_runtime.rpc.frames import (
+    Call,
+    Cancel,
+    Credit,
+    End,
+    Failure,
+    Frame,
+    Hello,
+    Item,
+    Result,
+    encode,
+    pack,
+    payload_decoder,
+)
+from pdd_runtime.rpc.greeting import Greeting, refusal
+from pdd_runtime.rpc.outbox import Outbox
+from pdd_runtime.rpc.reply import Reply
+from pdd_runtime.rpc.server import LineTo, no_line
+from pdd_runtime.rpc.stream import RpcStream
+
+T = TypeVar("T")
+
+
+class Answered(Protocol):
+    """A call in flight, as the connection feeds it."""
+
+    def on_item(self, payload: msgspec.Raw) -> None: ...
+    def on_result(self, payload: msgspec.Raw) -> None: ...
+    def on_end(self) -> None: ...
+    def on_failure(self, error: PddError) -> None: ...
+
+
+class RpcConnection:
+    """Many calls at once over one connection; made by `connect`."""
+
+    def __init__(self, channel: Channel, peer: Greeting) -> None:
+        self.peer = peer
+        """Without its secret."""
+        self._channel = channel
+        self._ids = itertools.count(1)
+        self._calls: dict[int, Answered] = {}
+        self._lost = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self._lost.is_set()
+
+    async def wait_closed(self) -> None:
+        """Return when it can be used no more, whoever closed it."""
+        await self._lost.wait()
+
+    async def close(self) -> None:
+        """End it; calls in flight end with `ConnectionLost`. Idempotent."""
+        self._channel.say_goodbye(None)
+        await self._channel.wait_gone()
+
+    async def call(self, method: str, params: object, result: type[T], *, timeout: float) -> T:
+        """One request, one answer. Raises what the handler raised (see `RpcServer.unary`), `DeadlineExceeded`,
+        `ConnectionLost`, or `RpcError` where the message plane itself failed. Cancelling it cancels the handler."""
+        reply = Reply(method, payload_decoder(result))
+        packed = pack(params)
+        call_id = None
+        try:
+            async with asyncio.timeout(timeout):
+                deadline = now() + timeout
+                await self.outbox.room()
+                call_id = self.begin(reply, method, packed, max(0.0, deadline - now()), stream=False)
+                answer: T = await reply.future
+                return answer
+        except TimeoutError:
+            raise DeadlineExceeded(f"{method} did not answer in {timeout:.3g} s", where=self.where) from None
+        finally:
+            if call_id is not None:
+                self.forget(call_id)
+                if not reply.future.done() or reply.future.cancelled():
+                    self.send(Cancel(call_id))
+
+    @overload
+    def stream(self, method: str, params: object, item: type[T], *, timeout: float | None) -> RpcStream[T]: ...
+    @overload
+    def stream(self, method: str, params: object, item: UnionType, *, timeout: float | None) -> RpcStream[Any]: ...
+    def stream(self, method: str, params: object, item: Any, *, timeout: float | None) -> RpcStream[Any]:
+        """One request, a stream of `item`s: a type, or a union of tagged Structs. `timeout` is for the whole
+        stream, in seconds. The same errors as `call`, raised where the items are taken."""
+        return RpcStream(self, method, pack(params), payload_decoder(item), timeout)
+
+    # For `RpcStream` and the channel.
+
+    @property
+    def where(self) -> str:
+        return self._channel.where
+
+    @property
+    def outbox(self) -> Outbox:
+        return self._channel.outbox
+
+    def send(self, frame: Frame) -> None:
+        self._channel.send(frame)
+
+    def begin(
+        self, answered: Answered, method: str, params: msgspec.Raw, timeout: float | None, *, stream: bool
+    ) -> int:
+        """Send the call and return its id. Raises `ConnectionLost`; `RpcError` where `params` are too big."""
+        if self._channel.error is not None:
+            raise self._lost_error(self._channel.error)
+        call_id = next(self._ids)
+        self.send(Call(call_id, method, params, timeout, stream))
+        self._calls[call_id] = answered
+        return call_id
+
+    def forget(self, call_id: int) -> None:
+        self._calls.pop(call_id, None)
+
+    def frame(self, frame: Frame) -> None:
+        match frame:
+            case Item(call_id, payload):
+                if answered := self._calls.get(call_id):
+                    answered.on_item(payload)
+            case Result(call_id, payload):
+                if answered := self._calls.pop(call_id, None):
+                    answered.on_result(payload)
+            case End(call_id):
+                if answered := self._calls.pop(call_id, None):
+                    answered.on_end()
+            case Failure(call_id, error):
+                if answered := self._calls.pop(call_id, None):
+                    answered.on_failure(PddError.from_wire(error))
+            case Hello() | Call() | Credit() | Cancel():
+                raise RpcError(f"a server may not send a {type(frame).__name__.lower()} frame")
+
+    def lost(self, error: PddError) -> None:
+        self._lost.set()
+        calls, self._calls = self._calls, {}
+        for answered in calls.values():
+            answered.on_failure(self._lost_error(error))
+
+    def _lost_error(self, error: PddError) -> ConnectionLost:
+        """One error object a call: each is raised, and gets a traceback, in another task."""
+        return ConnectionLost(error.what, where=error.where or self.where, why=error.why, fix=error.fix)
+
+
+async def connect(
+    endpoint: str,
+    greeting: Greeting,
+    *,
+    line_to: LineTo = no_line,
+    timeout: float = 5.0,
+    heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
+) -> RpcConnection:
+    """Connect to `host:port` and greet. Raises `ConnectionLost` where nobody listens, `DeadlineExceeded` after
+    `timeout` seconds, and `RpcError` where one side refuses the other, saying why."""
+    channel = Channel(heartbeat, endpoint)
+    try:
+        async with asyncio.timeout(timeout):
+            await _open(channel, endpoint)
+            return await _greet(channel, greeting, line_to)
+    except TimeoutError:
+        channel.abort()
+        raise DeadlineExceeded(f"no greeting came in {timeout:.3g} s", where=endpoint) from None
+    except BaseException:
+        channel.abort()
+        raise
+
+
+async def _open(channel: Channel, endpoint: str) -> None:
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit():
+        raise RpcError(f"{endpoint!r} is no endpoint", fix="write host:port")
+    try:
+        await asyncio.get_running_loop().create_connection(lambda: channel, host.strip("[]"), int(port))
+    except OSError as error:
+        raise ConnectionLost("cannot connect", where=endpoint, why=str(error)) from None
+
+
+async def _greet(channel: Channel, greeting: Greeting, line_to: LineTo) -> RpcConnection:
+    said_at = now()
+    hello = Hello(greeting)
+    channel.send(hello)
+    theirs = await channel.greeting()
+    line = line_to(theirs.cluster)
+    if line is not None:
+        # Only now is it known where the peer is, so only now can our own greeting's way be added.
+        _, arrives_at = line.reserve(len(encode(hello)), said_at)
+        await asyncio.sleep(arrives_at - said_at)
+    if channel.error is not None:
+        raise channel.error
+    refused = refusal(greeting, theirs)
+    if refused is not None:
+        channel.say_goodbye(refused)
+        await channel.wait_gone()
+        raise refused
+    peer = theirs.without_secret()
+    channel.where = f"{peer.name} at {channel.where}"
+    connection = RpcConnection(channel, peer)
+    channel.open(connection, line)
+    return connection
