@@ -102,9 +102,10 @@ def explain(fault: Mapping[str, Any], model: type[BaseModel], document: Document
             f'{dotted(parent)} has no "{key}"', where=document.locate(parent), fix=typo or f'add "{key}:" below it'
         )
     if kind == "string_pattern_mismatch":
+        of_key = fault["loc"][-1] == "[key]"
         return GraphError(
-            f'"{value}" in {dotted(parent)} is not a name',
-            where=document.locate_key(route) if value == key else document.locate(route),
+            f'"{value}" in {dotted(parent if of_key else route)} is not a name',
+            where=document.locate_key(route) if of_key else document.locate(route),
             why="names are lower-case letters, digits and dashes, at most 63, with no dash at either end",
         )
     context: Mapping[str, Any] = fault.get("ctx", {})

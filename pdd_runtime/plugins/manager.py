@@ -144,7 +144,7 @@ class PluginManager:
                 what, why = f'setting "{setting}" of {owner} is {first["input"]!r}', message
             else:
                 what, why = f"the settings of {owner} do not fit together", message
-            raise PluginError(what, where=where, why=why, fix="`pdd-runtime plugins` lists settings") from error
+            raise PluginError(what, where=where, why=why) from error
 
     def _take(self, point: EntryPoint) -> None:
         distribution = point.dist
@@ -170,7 +170,7 @@ class PluginManager:
             self._pluggy.check_pending()
         except pluggy.PluginValidationError as error:
             self._pluggy.unregister(plugin, key)
-            self._problem(f"{origin} has a wrong hook", why=_hook_fault(error), fix=_hook_fix(error))
+            self._problem(f"{origin} has a wrong hook", **_hook_fault(plugin, error))
             return
         if not self._pluggy.get_hookcallers(plugin):
             self._problem(
@@ -183,7 +183,7 @@ class PluginManager:
             try:
                 answers = self._pluggy.subset_hook_caller(kind.hook, others)()
             except Exception as error:
-                self._problem(f"{origin}: its hook {kind.hook} failed", why=_said(error), fix="see its documentation")
+                self._problem(f"{origin}: its hook {kind.hook} failed", why=_said(error), fix=_blame(origin))
                 continue
             for answer in answers:
                 self._take_classes(kind, answer, origin)
@@ -193,6 +193,7 @@ class PluginManager:
             self._problem(
                 f"{origin}: its hook {kind.hook} returned {answer!r}",
                 why=f"it must return a list of {kind.base.__name__} classes",
+                fix=_blame(origin),
             )
             return
         for cls in answer:
@@ -290,11 +291,21 @@ def _class_fault(kind: Kind, cls: object) -> str:
     return ""
 
 
-def _hook_fault(error: pluggy.PluginValidationError) -> str:
-    return " ".join(str(error).split())
+def _blame(origin: Origin) -> str:
+    return f"report it to its authors, or remove {origin.distribution}"
 
 
-def _hook_fix(error: pluggy.PluginValidationError) -> str:
+def _hook_fault(plugin: object, error: pluggy.PluginValidationError) -> dict[str, str]:
+    """Which of a plugin's hooks is wrong: one that does not exist, or one that wants arguments."""
     hooks = [kind.hook for kind in KINDS]
-    named = next((word.strip("'\"") for word in str(error).split() if "pdd_register" in word), "")
-    return (nearest(named, hooks) if named and named not in hooks else "") or f"the hooks are {', '.join(hooks)}"
+    for name, function in vars(plugin).items():
+        if not hasattr(function, f"{hookspecs.hookimpl.project_name}_impl"):
+            continue
+        if name not in hooks:
+            fix = nearest(name, hooks) or f"the hooks are {', '.join(hooks)}"
+            return {"why": f"there is no hook {name}", "fix": fix}
+        arguments = ", ".join(inspect.signature(function).parameters)
+        if arguments:
+            why = f"its {name} takes arguments that the hook does not give: {arguments}"
+            return {"why": why, "fix": "remove them"}
+    return {"why": " ".join(str(error).split()), "fix": f"the hooks are {', '.join(hooks)}"}

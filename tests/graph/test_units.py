@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from pdd_runtime.graph.units import Bandwidth, Duration, Size, write_bandwidth, write_duration, write_size
+
+_positive = st.floats(min_value=0, max_value=1e15)
+
+
+@given(_positive)
+def test_what_is_written_reads_back_exactly(value: float) -> None:
+    assert TypeAdapter(Duration).validate_python(write_duration(value)) == value
+    assert TypeAdapter(Bandwidth).validate_python(write_bandwidth(value)) == value
+
+
+@given(st.integers(min_value=0, max_value=2**50))
+def test_a_size_reads_back_exactly(value: int) -> None:
+    assert TypeAdapter(Size).validate_python(write_size(value)) == value
+
+
+def test_quantities_are_written_as_people_do() -> None:
+    assert write_duration(0.05) == "50ms"
+    assert write_duration(10.0) == "10s"
+    assert write_bandwidth(200e6) == "200Mbit/s"
+    assert write_bandwidth(10e9) == "10Gbit/s"
+    assert write_size(512 * 2**20) == "512MiB"
+
+
+@pytest.mark.parametrize("text", ["", "5", "ms", "-5ms", "5 parsec", "5MS", "1e999s", "nan s", 5, None, True, "٣ms"])
+def test_what_is_no_duration_is_refused(text: object) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Duration).validate_python(text)
