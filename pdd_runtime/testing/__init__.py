@@ -1,0 +1,1 @@
+"""What plugin authors use: a conformance suite per contract, and a scripted engine that needs no model."""

@@ -1,0 +1,346 @@
+"""The scripted engine: a whole engine without a model, for fast tests and for measuring everything around one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import ClassVar, Literal
+
+import xxhash
+from pydantic import BaseModel, Field
+
+from pdd_runtime.clock import now
+from pdd_runtime.errors import Cancelled, CapacityError, EngineError, PddError, RequestError
+from pdd_runtime.kv import BlockStore, KvLayout, seed
+from pdd_runtime.plugins.engine import (
+    BlocksReady,
+    Capabilities,
+    DecodeEvent,
+    DecodeRequest,
+    Engine,
+    EngineHost,
+    EngineInfo,
+    Extended,
+    Load,
+    ModelSpec,
+    PrefillEvent,
+    PrefillRequest,
+    Stopped,
+    TokenizerFiles,
+    Tokens,
+)
+from pdd_runtime.plugins.hookspecs import hookimpl
+from pdd_runtime.testing import byte_tokenizer
+from pdd_runtime.testing.toy_model import ToyModel
+from pdd_runtime.testing.toy_sequence import ToySequence
+
+_LAYERS = 2
+
+
+class ScriptedConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
+    """How the scripted engine behaves."""
+
+    vocab_size: int = Field(byte_tokenizer.SIZE, ge=byte_tokenizer.SIZE)
+    """Prompts may hold ids below this; the tokenizer knows the first 258."""
+    alphabet: Literal["ascii", "bytes"] = "ascii"
+    """What it answers with: printable characters, or any bytes (which are seldom whole UTF-8)."""
+    eos_every: int | None = Field(None, ge=1)
+    """The token at every position that this divides is the end token."""
+    token_bytes: int = Field(128, ge=16, multiple_of=16)
+    """Bytes of KV a token."""
+    block_size: int = Field(16, ge=1)
+    capacity_blocks: int = Field(1024, ge=1)
+    context_length: int = Field(8192, ge=2)
+    batch_limit: int = Field(16, ge=1)
+    """Requests that are computed at once; the others wait in order."""
+    chunk: int = Field(64, ge=1)
+    """Tokens of known text computed in one pass."""
+    prefill_rate: float | None = Field(None, gt=0)
+    """Known tokens computed in a second, for each request; none: at once."""
+    token_time: float = Field(0.0, ge=0)
+    """Seconds for each token it makes."""
+    start_time: float = Field(0.0, ge=0)
+    """Seconds to start."""
+    start_error: str = ""
+    """Fail to start, with this message."""
+    crash_after: int | None = Field(None, ge=1)
+    """Fail for good after so many tokens."""
+
+
+class _Request:
+    """One request: whether it may run, when to seal it, why it was stopped."""
+
+    def __init__(self, request_id: str) -> None:
+        self.id = request_id
+        self.sequence: ToySequence | None = None
+        self.admitted = False
+        self.seal_at: int | None = None
+        self.woken = asyncio.Event()
+        self._error: PddError | None = None
+
+    def stop(self, error: PddError) -> None:
+        """End it in whatever state it is; its stream raises `error` when it is asked next."""
+        self._error = self._error or error
+        self.woken.set()
+        self.release()
+
+    def release(self) -> None:
+        if self.sequence is not None:
+            self.sequence.release()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def pause(self, seconds: float) -> None:
+        """Let `seconds` pass, and others run, unless stopped."""
+        if seconds > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.woken.wait()
+        else:
+            await asyncio.sleep(0)
+        self.check()
+
+
+class ScriptedEngine(Engine):
+    """Tokens and KV are hashes of the tokens before (`ToyModel`). Cached KV is compared byte for byte before it is
+    used, so that a wrong transfer fails the request that reads it."""
+
+    name: ClassVar[str] = "scripted"
+    Config: ClassVar[type[BaseModel]] = ScriptedConfig
+
+    def __init__(self, config: BaseModel, model: ModelSpec) -> None:
+        super().__init__(config, model)
+        assert isinstance(config, ScriptedConfig)
+        self._config = config
+        self._requests: set[_Request] = set()
+        self._queue: deque[_Request] = deque()
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._refusal: EngineError | None = EngineError("the engine has not started")
+        self._made = 0
+
+    async def start(self, host: EngineHost) -> EngineInfo:
+        config = self._config
+        await asyncio.sleep(config.start_time)
+        if config.start_error:
+            raise EngineError(config.start_error)
+        layout = KvLayout(
+            layers=_LAYERS,
+            kv_heads=1,
+            head_dim=config.token_bytes // (_LAYERS * 2 * 4),
+            dtype="float32",
+            block_size=config.block_size,
+            rope="none",
+        )
+        source = f"scripted/{self.model.source}/{config.vocab_size}/{config.alphabet}/{config.eos_every}"
+        vocabulary = range(32, 127) if config.alphabet == "ascii" else range(256)
+        self._host = host
+        self._store: BlockStore = host.open_store(layout, config.capacity_blocks)
+        self._toy = ToyModel(source, layout, vocabulary, byte_tokenizer.END, config.eos_every)
+        self._fingerprint = xxhash.xxh3_128_hexdigest(source.encode())
+        self._refusal = None
+        return EngineInfo(
+            model=self.model.source,
+            fingerprint=self._fingerprint,
+            layout=layout,
+            capacity_blocks=config.capacity_blocks,
+            context_length=config.context_length,
+            batch_limit=config.batch_limit,
+            capabilities=Capabilities(logprobs=True, seeded=True, position_keyed_sampling=True, exact=True),
+        )
+
+    async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
+        with self._request(request.id, request.tokens) as running:
+            await self._admission(running)
+            sequence = self._sequence(running, request.tokens, request.salt)
+            total = len(request.tokens)
+            for to in self._chunks(sequence.cached, total):
+                await running.pause(self._seconds(to - len(sequence.states)))
+                sequence.compute(to)
+                if to == total:
+                    sequence.commit_tail()
+                yield BlocksReady(to, sequence.cached)
+                running.check()
+            token = self._toy.next(sequence.states[-1], total, request.sampling)
+            self._count()
+            yield Tokens((token,))
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent, None]:
+        with self._request(request.id, request.tokens) as running:
+            await self._admission(running)
+            sequence = self._sequence(running, request.tokens, request.salt)
+            known = len(request.tokens)
+            # The last token's logits are needed to go on, so it is computed even where its KV is here.
+            cached = min(sequence.cached, known - 1) if request.max_tokens else sequence.cached
+            passes = 0
+            if cached < known:
+                for to in self._chunks(sequence.cached, known):
+                    await running.pause(self._seconds(to - len(sequence.states)))
+                    sequence.compute(to)
+                    passes += 1
+            yield Extended(cached, known - cached, passes)
+            running.check()
+            due = now()
+            last = known + request.max_tokens
+            while not (reason := self._reason(running, request, last)):
+                due = max(due + self._config.token_time, now())
+                state = sequence.compute(len(sequence.tokens))
+                await running.pause(due - now())
+                token = self._toy.next(state, len(sequence.tokens), request.sampling)
+                sequence.tokens.append(token.id)
+                self._count()
+                yield Tokens((token,))
+                running.check()
+            sequence.commit_tail()
+            self._leave(running)
+            if not request.hold:
+                running.release()
+            yield Stopped(reason, len(sequence.tokens))
+            while request.hold:
+                running.check()
+                await running.woken.wait()
+
+    async def seal(self, request_id: str, tokens: int) -> None:
+        for request in self._named(request_id):
+            request.seal_at = tokens
+
+    async def cancel(self, request_id: str) -> None:
+        for request in self._named(request_id):
+            request.stop(Cancelled("the request was cancelled", where=f"request {request_id}"))
+
+    async def cached(self, tokens: Sequence[int], salt: str = "") -> int:
+        self._accept()
+        return self._store.cached(self._root(salt), tokens)
+
+    async def load(self) -> Load:
+        stats = self._store.stats
+        return Load(
+            running=self._running,
+            waiting=len(self._queue),
+            batch_limit=self._config.batch_limit,
+            blocks_used=stats.used,
+            blocks_cached=stats.cached,
+            blocks_total=stats.total,
+            sessions=len(self._requests),
+        )
+
+    async def tokenizer(self) -> TokenizerFiles:
+        return byte_tokenizer.byte_tokenizer()
+
+    async def drain(self) -> None:
+        self._refusal = self._refusal or EngineError("the engine is draining", fix="use another worker")
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        self._fail(EngineError("the engine is closed"))
+
+    def _fail(self, error: EngineError) -> None:
+        self._refusal = error
+        for request in tuple(self._requests):
+            request.stop(error)
+
+    def _count(self) -> None:
+        """One token more; crash where the config says so."""
+        self._made += 1
+        if self._made == self._config.crash_after:
+            error = EngineError(f"the engine crashed after {self._made} tokens", why="its config says so: crash_after")
+            self._fail(error)
+            self._host.failed(error)
+            raise error
+
+    def _accept(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _root(self, salt: str) -> bytes:
+        return seed(self._fingerprint, self._store.layout.spec, salt=salt)
+
+    def _sequence(self, running: _Request, tokens: Sequence[int], salt: str) -> ToySequence:
+        running.sequence = ToySequence(self._store, self._toy, self._root(salt), tokens, running.id)
+        return running.sequence
+
+    def _seconds(self, tokens: int) -> float:
+        return tokens / self._config.prefill_rate if self._config.prefill_rate else 0.0
+
+    def _chunks(self, cached: int, total: int) -> Iterator[int]:
+        """Where each pass over `total` known tokens ends; one where all is cached, for the last token's logits."""
+        while cached + self._config.chunk < total:
+            cached += self._config.chunk
+            yield cached
+        yield total
+
+    def _reason(
+        self, running: _Request, request: DecodeRequest, last: int
+    ) -> Literal["length", "stop", "sealed"] | None:
+        assert running.sequence is not None
+        tokens = running.sequence.tokens
+        if len(tokens) > len(request.tokens) and tokens[-1] in request.sampling.stop_token_ids:
+            return "stop"
+        if running.seal_at is not None and len(tokens) >= running.seal_at:
+            return "sealed"
+        return "length" if len(tokens) >= min(last, self._config.context_length) else None
+
+    def _named(self, request_id: str) -> list[_Request]:
+        return [request for request in self._requests if request.id == request_id]
+
+    @contextmanager
+    def _request(self, request_id: str, tokens: Sequence[int]) -> Iterator[_Request]:
+        """A request from its acceptance until its stream ends, in whatever way."""
+        self._accept()
+        if len(tokens) > self._config.context_length:
+            raise CapacityError(
+                f"{len(tokens)} tokens are more than the context length of {self._config.context_length}",
+                where=f"request {request_id}",
+                fix="shorten the prompt",
+            )
+        if not tokens or not 0 <= min(tokens) <= max(tokens) < self._config.vocab_size:
+            raise RequestError(
+                f"tokens must be ids from 0 to {self._config.vocab_size - 1}, at least one", where="tokens"
+            )
+        running = _Request(request_id)
+        self._requests.add(running)
+        self._idle.clear()
+        try:
+            yield running
+        finally:
+            self._leave(running)
+            running.release()
+            self._requests.discard(running)
+            if not self._requests:
+                self._idle.set()
+
+    async def _admission(self, running: _Request) -> None:
+        """Wait for a place in the batch, first come, first served."""
+        self._queue.append(running)
+        self._admit()
+        while not running.admitted:
+            await running.woken.wait()
+            running.check()
+        running.woken.clear()
+        running.check()
+
+    def _admit(self) -> None:
+        while self._queue and self._running < self._config.batch_limit:
+            request = self._queue.popleft()
+            request.admitted = True
+            request.woken.set()
+            self._running += 1
+
+    def _leave(self, running: _Request) -> None:
+        """Give the place in the batch, or in the queue, to the next."""
+        if running.admitted:
+            running.admitted = False
+            self._running -= 1
+            self._admit()
+        elif running in self._queue:
+            self._queue.remove(running)
+
+
+@hookimpl
+def pdd_register_engines() -> list[type[Engine]]:
+    return [ScriptedEngine]

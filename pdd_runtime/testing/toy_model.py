@@ -1,0 +1,93 @@
+"""A model without weights: its KV and its next tokens are hashes of the tokens before."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from pdd_runtime.kv import KvLayout
+from pdd_runtime.plugins.engine import Sampling, Token
+
+States = NDArray[np.uint64]
+_HALF = math.log(0.5)
+
+
+class ToyModel:
+    """Deterministic, and as strict as a real model: the *state* at a position depends on every token up to it, the
+    KV row of a position is drawn from its state, and the next token from the last state.
+
+    After a state, the k-th likeliest token has probability 2^-(k+1): so filters, seeds and logprobs mean what they
+    mean for a real model, at the cost of a few hashes a token.
+    """
+
+    def __init__(
+        self, source: str, layout: KvLayout, vocabulary: Sequence[int], eos: int, eos_every: int | None
+    ) -> None:
+        """`vocabulary`: the ids it may choose. With `eos_every` = N the token at every position that N divides
+        is `eos`."""
+        self.layout, self.vocabulary, self.eos, self.eos_every = layout, vocabulary, eos, eos_every
+        self.start = xxhash.xxh3_64_intdigest(source.encode())
+        pattern = np.random.default_rng(self.start).integers(0, 2**63, layout.token_bytes // 8, dtype=np.uint64)
+        self._pattern = pattern * np.uint64(2) + np.uint64(1)
+
+    def states(self, last: int, tokens: Sequence[int]) -> list[int]:
+        """The state after each of `tokens`, where `last` is the state before them."""
+        states = []
+        for token in tokens:
+            last = xxhash.xxh3_64_intdigest(last.to_bytes(8, "little") + token.to_bytes(4, "little"))
+            states.append(last)
+        return states
+
+    def rows(self, states: Sequence[int]) -> NDArray[np.uint8]:
+        """The K and V of positions with these states: `[layers, 2, tokens, bytes of a token's K in one layer]`."""
+        rows = np.array(states, dtype=np.uint64)[:, None] * self._pattern[None, :]
+        shaped = rows.view(np.uint8).reshape(len(states), self.layout.layers, 2, -1)
+        return shaped.transpose(1, 2, 0, 3)
+
+    def view(self, memory: memoryview) -> NDArray[np.uint8]:
+        """A block's memory as `[layers, 2, block_size, bytes of a token's K in one layer]`, not copied."""
+        layout = self.layout
+        return np.frombuffer(memory, np.uint8).reshape(layout.layers, 2, layout.block_size, -1)
+
+    def next(self, state: int, position: int, sampling: Sampling) -> Token:
+        """The token at `position`, after `state`."""
+        if self.eos_every and position % self.eos_every == 0:
+            return Token(position, self.eos, *self._logprobs(self.eos, 0.0, [], sampling))
+        ranks = len(self.vocabulary)
+        rank = self._rank(sampling, position, ranks)
+        likely = [self.vocabulary[(state + k) % ranks] for k in range(min(ranks, sampling.logprobs or 0))]
+        chosen = self.vocabulary[(state + rank) % ranks]
+        return Token(position, chosen, *self._logprobs(chosen, (rank + 1) * _HALF, likely, sampling))
+
+    def _rank(self, sampling: Sampling, position: int, ranks: int) -> int:
+        """Draw a rank from the geometric distribution at this temperature, cut as the filters say."""
+        if sampling.temperature <= 0:
+            return 0
+        log_ratio = _HALF / sampling.temperature
+        ratio = math.exp(log_ratio)
+        if sampling.top_k:
+            ranks = min(ranks, sampling.top_k)
+        if sampling.min_p > 0:
+            ranks = min(ranks, 1 + int(math.log(sampling.min_p) / log_ratio))
+        if sampling.top_p < 1:
+            ranks = min(ranks, max(1, math.ceil(math.log(1 - sampling.top_p) / log_ratio)))
+        seed = array("Q", (sampling.seed & (2**64 - 1), position)).tobytes()
+        uniform = (xxhash.xxh3_64_intdigest(seed) >> 11) * 2.0**-53
+        # The inverse of the truncated geometric distribution's cumulative sum.
+        rank = math.log1p(-uniform * (1 - ratio**ranks)) / log_ratio
+        return min(int(rank), ranks - 1)
+
+    @staticmethod
+    def _logprobs(
+        chosen: int, logprob: float, likely: Sequence[int], sampling: Sampling
+    ) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+        if sampling.logprobs is None:
+            return None, ()
+        if not likely and sampling.logprobs:
+            return logprob, ((chosen, logprob),)
+        return logprob, tuple((token, (k + 1) * _HALF) for k, token in enumerate(likely))

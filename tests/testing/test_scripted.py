@@ -1,0 +1,108 @@
+"""The scripted engine keeps the engine contract, and catches wrong KV."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pdd_runtime.errors import EngineError
+from pdd_runtime.plugins.engine import Engine, ModelSpec, Sampling
+from pdd_runtime.testing.engine_harness import EngineHarness, StoreHost
+from pdd_runtime.testing.engine_suite import EngineConformance
+from pdd_runtime.testing.scripted import ScriptedConfig, ScriptedEngine
+
+
+def scripted(**config: object) -> ScriptedEngine:
+    return ScriptedEngine(ScriptedConfig.model_validate(config), ModelSpec(source="script"))
+
+
+class TestAtOnce(EngineConformance):
+    @pytest.fixture
+    def engine(self) -> Engine:
+        return scripted(capacity_blocks=256, context_length=512)
+
+
+class TestSlow(EngineConformance):
+    """With passes and steps that take time, other sizes, and a batch of two."""
+
+    @pytest.fixture
+    def engine(self) -> Engine:
+        return scripted(
+            block_size=5,
+            token_bytes=48,
+            capacity_blocks=256,
+            context_length=512,
+            batch_limit=2,
+            chunk=7,
+            prefill_rate=50_000,
+            token_time=0.0005,
+            alphabet="bytes",
+        )
+
+
+async def test_wrong_kv_fails_the_request_that_reads_it() -> None:
+    async with EngineHarness.started(scripted()) as harness:
+        tokens = tuple(range(40, 80))
+        await harness.prefill(tokens)
+        name = next(iter(harness.store.names()))
+        number = harness.store.find(name)
+        assert number is not None
+        harness.store.memory(number)[17] ^= 1
+        with pytest.raises(EngineError, match="cached KV of tokens 0 to 16 is wrong"):
+            await harness.decode(tokens, 2)
+        with pytest.raises(EngineError, match="wrong"):
+            await harness.prefill(tokens)
+        await harness.idle()
+
+
+async def test_another_model_makes_other_tokens_and_names() -> None:
+    async with EngineHarness.started(scripted()) as one, EngineHarness.started(scripted(vocab_size=300)) as two:
+        assert one.info.fingerprint != two.info.fingerprint
+        assert await one.generate(range(40, 60), 10) != await two.generate(range(40, 60), 10)
+
+
+async def test_the_end_token_comes_where_the_config_says() -> None:
+    async with EngineHarness.started(scripted(eos_every=8)) as harness:
+        end = (await harness.engine.tokenizer()).eos_token_ids
+        decoded = await harness.decode((65, 66, 67), 50, Sampling(temperature=0, stop_token_ids=end))
+        assert decoded.stopped.reason == "stop"
+        assert decoded.tokens[-1].position == 8
+
+
+async def test_filters_keep_to_the_likeliest() -> None:
+    async with EngineHarness.started(scripted()) as harness:
+        greedy = await harness.generate((65, 66), 1)
+        for filters in ({"top_k": 1}, {"top_p": 0.2}, {"min_p": 0.9}):
+            for number in range(20):
+                sampling = Sampling(temperature=1.5, seed=number, **filters)
+                assert await harness.generate((65, 66), 1, sampling) == greedy
+
+
+async def test_rates_take_their_time() -> None:
+    loop = asyncio.get_running_loop()
+    async with EngineHarness.started(scripted(prefill_rate=1000, token_time=0.01)) as harness:
+        start = loop.time()
+        await harness.prefill(tuple(range(50, 150)))
+        assert 0.1 <= loop.time() - start < 1.0
+        start = loop.time()
+        await harness.decode(tuple(range(50, 150)), 10)
+        assert 0.1 <= loop.time() - start < 1.0
+
+
+async def test_a_crash_is_told_to_the_host_and_ends_all() -> None:
+    engine, host = scripted(crash_after=3), StoreHost()
+    info = await engine.start(host)
+    assert host.store is not None
+    harness = EngineHarness(engine, host.store, info)
+    with pytest.raises(EngineError, match="crashed after 3 tokens"):
+        await harness.generate((65, 66), 5)
+    assert host.failure is not None
+    with pytest.raises(EngineError, match="crashed"):
+        await harness.generate((65, 66), 5)
+    assert host.store.stats.used == 0
+
+
+async def test_a_start_that_fails_says_why() -> None:
+    with pytest.raises(EngineError, match="no weights"):
+        await scripted(start_error="no weights").start(StoreHost())
