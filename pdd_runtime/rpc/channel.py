@@ -84,6 +84,7 @@ class Channel(asyncio.Protocol):
         if self.error is not None:
             return
         self.send(Bye(error.to_wire() if error else None))
+        self.outbox.finish()
         delay = self.outbox.line.delay if self.outbox.line else 0.0
         self._linger = self._loop.call_later(LINGER + 2 * delay, self.abort)
         self._lose(error or ConnectionLost("the connection was closed on this side", where=self.where))

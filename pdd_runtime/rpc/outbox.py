@@ -61,8 +61,14 @@ class Outbox:
         self._paused = False
         self._wake()
 
+    def finish(self) -> None:
+        """Take no more; what was sent still leaves, and then the end of the stream."""
+        self._closed = True
+        self._end_when_empty()
+        self._wake()
+
     def close(self) -> None:
-        """Drop what has not left. Idempotent."""
+        """The socket is gone: drop what has not left. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -88,7 +94,12 @@ class Outbox:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self._backlog -= len(data)
         self._transport.write(data)
+        self._end_when_empty()
         self._wake()
+
+    def _end_when_empty(self) -> None:
+        if self._closed and self._backlog == 0 and not self._transport.is_closing():
+            self._transport.write_eof()
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
