@@ -1,0 +1,100 @@
+"""The other side of a launcher: `ps`, the live status and `down` of a running graph."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from pdd_runtime.clock import now
+from pdd_runtime.errors import LaunchError, PddError
+from pdd_runtime.launch.identity import send
+from pdd_runtime.launch.leftovers import end_left
+from pdd_runtime.launch.state import AlreadyRunningError, GraphState, Recorded
+from pdd_runtime.launch.status import Down, GraphStatus
+from pdd_runtime.launch.supervisor import PATIENCE, WORKER_PATIENCE
+from pdd_runtime.plugins.messages import Empty
+from pdd_runtime.rpc import Greeting, RpcConnection, connect
+
+_TIMEOUT = 5.0
+_POLL = 0.1
+
+
+class NotRunningError(LaunchError):
+    """No launcher holds the graph."""
+
+    code = "not-running"
+
+
+def not_running(state: GraphState) -> NotRunningError:
+    """The error, with what the last launcher said."""
+    try:
+        last = [line for line in state.launcher_log.read_text(errors="replace").splitlines()[-8:] if line.strip()]
+    except OSError:
+        last = []
+    left = state.launcher()
+    why = f"its launcher, process {left.pid}, is dead" if left else ""
+    said = f"the last words of its launcher: {' — '.join(line.strip() for line in last)}" if last else ""
+    fix = f"`pdd-runtime down {state.name}` clears what is left" if left else "start it with `pdd-runtime up`"
+    return NotRunningError(f"graph {state.name} is not running", why="; ".join(filter(None, [why, said])), fix=fix)
+
+
+async def ps(state: GraphState) -> GraphStatus:
+    """How the graph is now. Raises `NotRunningError`."""
+    async with _connected(state) as connection:
+        return await connection.call("launch.ps", Empty(), GraphStatus, timeout=_TIMEOUT)
+
+
+async def watch(state: GraphState) -> AsyncGenerator[GraphStatus, None]:
+    """The same, now and after each change. Raises `NotRunningError`, and `ConnectionLost` when the launcher ends."""
+    async with (
+        _connected(state) as connection,
+        connection.stream("launch.watch", Empty(), GraphStatus, timeout=None) as statuses,
+    ):
+        async for status in statuses:
+            yield status
+
+
+async def down(
+    state: GraphState, patience: float = PATIENCE, on_status: Callable[[GraphStatus], None] = lambda status: None
+) -> tuple[Recorded, ...]:
+    """Stop the graph and return when none of its processes is left, whether its launcher lives or not. The
+    processes that had to be ended by force are returned. Raises `NotRunningError`."""
+    launcher = state.launcher()
+    if launcher is None:
+        raise not_running(state)
+    if launcher.alive:
+        with suppress(PddError):
+            await _ask_down(state, patience, on_status)
+        deadline = now() + patience + 2 * WORKER_PATIENCE
+        while launcher.alive and now() < deadline:
+            # Its record of processes changes while it lives; the last one counts when it must be killed.
+            launcher = state.launcher() or launcher
+            await asyncio.sleep(_POLL)
+        send(launcher.pid, launcher.birth, signal.SIGKILL)
+    forced = await end_left(launcher)
+    with suppress(AlreadyRunningError), state.hold():
+        state.forget_launcher()
+    return forced
+
+
+async def _ask_down(state: GraphState, patience: float, on_status: Callable[[GraphStatus], None]) -> None:
+    async with _connected(state) as connection:
+        await connection.call("launch.down", Down(patience), type(None), timeout=_TIMEOUT)
+        async with connection.stream("launch.watch", Empty(), GraphStatus, timeout=patience) as statuses:
+            async for status in statuses:
+                on_status(status)
+
+
+@asynccontextmanager
+async def _connected(state: GraphState) -> AsyncIterator[RpcConnection]:
+    launcher = state.running()
+    if launcher is None:
+        raise not_running(state)
+    greeting = Greeting(graph=state.name, secret=launcher.secret, cluster="", name="pdd-runtime")
+    connection = await connect(launcher.endpoint, greeting, timeout=_TIMEOUT)
+    try:
+        yield connection
+    finally:
+        await connection.close()

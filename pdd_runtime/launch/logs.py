@@ -1,0 +1,122 @@
+"""The log of one process: bounded on disk, read back by line."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+MAX_BYTES = 8 << 20
+"""Then the file is put aside as `….log.1`, whose predecessor goes."""
+MAX_LINE = 16 << 10
+
+
+class LogFile:
+    """Appends lines, and remembers the last ones. Writes go to the page cache: they do not block for long."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self.path = path
+        self.tail: deque[str] = deque(maxlen=30)
+        self._max_bytes = max_bytes
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """Take what the process wrote and return the lines that are whole now. A longer line than `MAX_LINE` is
+        taken in pieces."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        while len(self._rest) > MAX_LINE:
+            lines.append(self._rest[:MAX_LINE])
+            self._rest = self._rest[MAX_LINE:]
+        return [self._append(line) for line in lines]
+
+    def flush(self) -> list[str]:
+        """The process has ended: a line without its end is whole, too."""
+        rest, self._rest = self._rest, b""
+        return [self._append(rest)] if rest else []
+
+    def write(self, line: str) -> None:
+        """A line of the launcher's own."""
+        self._append(line.encode())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _append(self, line: bytes) -> str:
+        # What cannot be written is lost: a full disk must not end what runs.
+        with suppress(OSError):
+            if self._file is None or self._size + len(line) > self._max_bytes:
+                self._open()
+            assert self._file is not None
+            self._file.write(line + b"\n")
+            self._file.flush()
+            self._size += len(line) + 1
+        text = line.decode(errors="replace").rstrip("\r")
+        self.tail.append(text)
+        return text
+
+    def _open(self) -> None:
+        self.close()
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.path.exists() and self.path.stat().st_size + MAX_LINE > self._max_bytes:
+            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        self._file = self.path.open("ab")
+        self._size = self._file.tell()
+
+
+class LogReader:
+    """Reads a log that grows, and goes on in the next file when it is put aside."""
+
+    def __init__(self, path: Path, lines: int) -> None:
+        """Begins `lines` lines before the end."""
+        self.path = path
+        self._file: BinaryIO | None = None
+        self._rest = b""
+        self._first: deque[str] | None = deque(maxlen=lines)
+
+    def read(self) -> Iterator[str]:
+        """The lines since the last call."""
+        if self._first is not None:
+            last, self._first = self._first, None
+            last.extend(self._new())
+            yield from last
+        else:
+            yield from self._new()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _new(self) -> Iterator[str]:
+        if self._file is None:
+            try:
+                self._file = self.path.open("rb")
+            except FileNotFoundError:
+                return
+        yield from self._lines(self._file)
+        try:
+            moved = self.path.stat().st_ino != self._inode()
+        except FileNotFoundError:
+            return
+        if moved:
+            yield from self._lines(self._file)
+            self._file.close()
+            self._file = self.path.open("rb")
+            yield from self._lines(self._file)
+
+    def _inode(self) -> int:
+        assert self._file is not None
+        return os.fstat(self._file.fileno()).st_ino
+
+    def _lines(self, file: BinaryIO) -> Iterator[str]:
+        while data := file.read(1 << 16):
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                yield line.decode(errors="replace").rstrip("\r")

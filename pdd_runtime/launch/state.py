@@ -1,0 +1,150 @@
+"""The state directory of a graph: its JSON, who its launcher is, its logs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from pdd_runtime.errors import LaunchError
+from pdd_runtime.launch.identity import alive
+
+ROOT = "PDD_STATE_DIR"
+"""Environment: where state directories are, instead of the user's."""
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A process that was started, so that it can be found and stopped when its launcher is dead."""
+
+    pool: str
+    index: int
+    pid: int
+    birth: str
+
+
+class Launcher(msgspec.Struct, frozen=True, kw_only=True):
+    """launcher.json."""
+
+    pid: int
+    birth: str
+    """See `identity.birth`."""
+    endpoint: str
+    secret: str
+    url: str = ""
+    processes: tuple[Recorded, ...] = ()
+
+    @property
+    def alive(self) -> bool:
+        return alive(self.pid, self.birth)
+
+    @property
+    def left(self) -> tuple[Recorded, ...]:
+        """Its processes that still run."""
+        return tuple(process for process in self.processes if alive(process.pid, process.birth))
+
+
+def root() -> Path:
+    """Where state directories are."""
+    return Path(os.environ.get(ROOT) or platformdirs.user_state_dir("pdd-runtime"))
+
+
+class GraphState:
+    """The files of the graph called `name`."""
+
+    def __init__(self, name: str) -> None:
+        # It becomes a path, and `ps` takes it from the command line.
+        if not re.fullmatch(r"[a-z0-9-]{1,63}", name):
+            raise LaunchError(f'"{name}" is not the name of a graph', fix="name a graph, or its file")
+        self.name = name
+        self.directory = root() / name
+        self.graph = self.directory / "graph.json"
+        self.logs = self.directory / "logs"
+        self.launcher_log = self.directory / "launcher.log"
+        self._launcher = self.directory / "launcher.json"
+
+    @staticmethod
+    def all() -> list[GraphState]:
+        """Those that have a state directory, running or not."""
+        try:
+            return [GraphState(path.name) for path in sorted(root().iterdir()) if (path / "launcher.json").exists()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def log(self, pool: str, index: int) -> Path:
+        return self.logs / f"{pool}-{index}.log"
+
+    def launcher(self) -> Launcher | None:
+        """Who launched it last; None: nobody, or it was stopped in order."""
+        try:
+            return msgspec.json.decode(self._launcher.read_bytes(), type=Launcher)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def running(self) -> Launcher | None:
+        """Its launcher, if that is alive."""
+        launcher = self.launcher()
+        return launcher if launcher and launcher.alive else None
+
+    def write_launcher(self, launcher: Launcher) -> None:
+        """It holds a secret: only the user may read it."""
+        _write(self._launcher, msgspec.json.encode(launcher))
+
+    def write_graph(self, text: str) -> None:
+        _write(self.graph, text.encode())
+
+    def forget_launcher(self) -> None:
+        """All is stopped. The logs stay."""
+        self._launcher.unlink(missing_ok=True)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Be the graph's only launcher. The kernel lets go of it however the process ends. Raises `LaunchError`."""
+        try:
+            self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise LaunchError(
+                "the state directory cannot be used",
+                where=str(self.directory),
+                why=error.strerror or str(error),
+                fix=f"set {ROOT} to a directory that you can write",
+            ) from error
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise self.runs_already() from error
+            yield
+        finally:
+            os.close(lock)
+
+    def runs_already(self) -> AlreadyRunningError:
+        launcher = self.launcher()
+        about = f"its launcher is process {launcher.pid}" if launcher else "another `up` is just starting it"
+        at = f", its URL is {launcher.url}" if launcher and launcher.url else ""
+        return AlreadyRunningError(
+            f"graph {self.name} is running already",
+            why=about + at,
+            fix=f"use it, stop it with `pdd-runtime down {self.name}`, or start another with --set metadata.name=…",
+        )
+
+
+class AlreadyRunningError(LaunchError):
+    """Another launcher holds the graph."""
+
+    code = "already-running"
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all, and for the user alone."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    fresh.replace(path)

@@ -1,0 +1,56 @@
+"""What `ps` and the live status show."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pdd_runtime.plugins.routing import Role
+
+State = Literal["starting", "ready", "draining", "backoff", "stopped"]
+
+
+class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a graph. The first eight fields are what `ps --format json` prints."""
+
+    pool: str
+    index: int
+    role: Role | Literal["frontend"]
+    cluster: str
+    pid: int | None
+    """None: it does not run."""
+    epoch: str
+    """Of its last start; empty before the first."""
+    state: State
+    endpoint: str | None
+    """None: it has not said yet."""
+    restarts: int = 0
+    note: str = ""
+    """Why it is in back-off; else the last line that it logged."""
+    seconds: float = 0.0
+    """How long it has been in this state."""
+
+
+class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A running graph."""
+
+    name: str
+    source: str
+    """The YAML it came from."""
+    pid: int
+    """The launcher's."""
+    url: str
+    """Of the frontend; empty while it is not up."""
+    ready: bool
+    """A whole route exists: requests are answered."""
+    why_not_ready: str
+    stopping: bool
+    processes: tuple[ProcessStatus, ...]
+
+
+class Down(msgspec.Struct, frozen=True):
+    """Ask the launcher to stop."""
+
+    patience: float
+    """Seconds that running requests get."""
