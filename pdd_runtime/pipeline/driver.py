@@ -1,0 +1,170 @@
+"""The session driver: plans each request's route, runs its session, keeps count of those in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from pdd_runtime.errors import NoRoute, PddError
+from pdd_runtime.graph import Graph
+from pdd_runtime.observe import Timeline, Timelines
+from pdd_runtime.pipeline import deadlines
+from pdd_runtime.pipeline.direct import aggregated, direct
+from pdd_runtime.pipeline.edges import Edges
+from pdd_runtime.pipeline.peers import Peer, Peers
+from pdd_runtime.pipeline.relayed import Relayed
+from pdd_runtime.pipeline.request import Finish, SessionRequest
+from pdd_runtime.pipeline.session import Flow, Session
+from pdd_runtime.pipeline.token_log import Source
+from pdd_runtime.plugins import PluginManager
+from pdd_runtime.plugins.discovery import Discovery
+from pdd_runtime.plugins.engine import EngineInfo, Token, TokenizerFiles
+from pdd_runtime.plugins.handoff import HandoffStrategy
+from pdd_runtime.plugins.lines import Lines
+from pdd_runtime.plugins.messages import Empty
+from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Route, RoutingPolicy, WorkerKey
+from pdd_runtime.rpc import Greeting
+
+
+class Driver:
+    """Runs requests through the graph's workers. One for each frontend process."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        plugins: PluginManager,
+        discovery: Discovery,
+        greeting: Greeting,
+        lines: Lines,
+        timelines: Timelines,
+    ) -> None:
+        """Raises `PluginError` for a policy or strategy that is not there or badly set, `GraphError` for a strategy
+        that needs an edge which the graph lacks."""
+        spec = graph.spec
+        routing = plugins.routing(spec.routing.plugin)
+        handoff = plugins.handoff(spec.handoff.plugin)
+        self._policy: RoutingPolicy = routing(plugins.configure(routing, spec.routing.config, "spec.routing.config"))
+        self._strategy: HandoffStrategy = handoff(
+            plugins.configure(handoff, spec.handoff.config, "spec.handoff.config")
+        )
+        self._edges = Edges(graph)
+        if self._strategy.carries == "kv":
+            self._edges.require_relay_kv(self._strategy.name)
+        self._graph, self._timelines = graph, timelines
+        self._peers = Peers(discovery, greeting, lines)
+        self._missing = set(spec.pools)
+        """Pools of which no worker has been there yet."""
+        self._sessions: dict[Session, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Begin to look for workers; returns at once."""
+        await self._peers.start()
+
+    async def close(self) -> None:
+        """End all sessions, and all connections. Idempotent."""
+        tasks = list(self._sessions.values())
+        for session, task in self._sessions.items():
+            session.output.fail(PddError("the frontend is closing", where=f"request {session.id}"))
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._peers.close()
+
+    @property
+    def sessions(self) -> int:
+        """Those in flight; among them such whose user has the whole answer, while main gets their KV."""
+        return len(self._sessions)
+
+    @property
+    def ready(self) -> bool:
+        """A whole route exists."""
+        return not self.why_not_ready
+
+    @property
+    def why_not_ready(self) -> str:
+        """Empty when ready. At first every pool must have shown a worker, so that a graph is not called ready
+        while its relay is still starting; after that, a whole route is enough."""
+        self._missing -= {peer.key.pool for peer in self._peers.ready}
+        if self._missing:
+            pools = ", ".join(sorted(self._missing))
+            return "; ".join([f"no worker is ready yet in: {pools}", *self._troubles()])
+        try:
+            self._plan((0,), "", 2)
+        except NoRoute as error:
+            return "; ".join([error.what, *self._troubles()])
+        return ""
+
+    async def info(self) -> EngineInfo:
+        """What the workers serve; waits for one. Raises `DeadlineExceeded`."""
+        peer = await self._any_worker()
+        assert peer.member.info is not None
+        return peer.member.info
+
+    async def tokenizer(self) -> TokenizerFiles:
+        """Of the model served; waits for a worker. Raises `DeadlineExceeded`."""
+        peer = await self._any_worker()
+        return await peer.connection.call("engine.tokenizer", Empty(), TokenizerFiles, timeout=deadlines.CALL)
+
+    async def run(self, request: SessionRequest) -> AsyncGenerator[Token | Finish, None]:
+        """Tokens in order, each once, then `Finish`. Closing it before that cancels the request everywhere.
+
+        Raises `NoRoute` where no worker can take it, `WorkerLost` when one dies, and what the workers raise:
+        `CapacityError`, `RequestError`, `EngineError`, `DeadlineExceeded`.
+        """
+        timeline = self._timelines.begin(request.id, self._graph.name, len(request.tokens))
+        session, task = self._begin(request, timeline)
+        try:
+            while True:
+                item = await session.output.get()
+                yield item
+                if isinstance(item, Finish):
+                    return
+        finally:
+            if session.finish is None:
+                task.cancel()
+                await asyncio.wait({task})
+
+    def _begin(self, request: SessionRequest, timeline: Timeline) -> tuple[Session, asyncio.Task[None]]:
+        try:
+            route = self._plan(request.tokens, request.salt, request.max_tokens)
+            keys: dict[Source, WorkerKey | None] = {
+                "prefill": route.prefill,
+                "relay": route.relay,
+                "main": route.main,
+            }
+            workers = {role: self._peers.get(key) for role, key in keys.items() if key is not None}
+        except NoRoute as error:
+            timeline.failed(error)
+            raise
+        timeline.routed(route.kind, route.reason)
+        session = Session(request, workers, self._edges, timeline)
+        task = asyncio.create_task(session.run(self._flow(route)), name=request.id)
+        self._sessions[session] = task
+
+        def ended(_: asyncio.Task[None]) -> None:
+            # Here and not in the task: one that is cancelled before its first step runs no code of its own.
+            session.release(*workers)
+            del self._sessions[session]
+
+        task.add_done_callback(ended)
+        return session, task
+
+    def _plan(self, tokens: Sequence[int], salt: str, max_tokens: int) -> Route:
+        view = ClusterView(workers=self._peers.views(tokens, salt), edges=self._edges.views)
+        return self._policy.plan(RequestFacts(prompt_tokens=len(tokens), max_tokens=max_tokens), view)
+
+    def _flow(self, route: Route) -> Flow:
+        match route.kind:
+            case "A":
+                return aggregated
+            case "P-MD":
+                return direct
+            case "P-RLD-MD":
+                return lambda session: Relayed(session, self._strategy).run()
+
+    async def _any_worker(self) -> Peer:
+        await self._peers.changed.until(lambda: bool(self._peers.ready), deadlines.WORKER, "a first worker")
+        return self._peers.ready[0]
+
+    def _troubles(self) -> list[str]:
+        return [f"{key}: {why}" for key, why in self._peers.troubles.items()]

@@ -1,0 +1,42 @@
+"""The graph's edges, as routing and sessions ask for them."""
+
+from __future__ import annotations
+
+from pdd_runtime.errors import GraphError
+from pdd_runtime.graph import Graph
+from pdd_runtime.plugins.routing import EdgeView
+
+
+class Edges:
+    """Which pool feeds which."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self.views = tuple(
+            EdgeView(source=edge.source, target=edge.target, carries=edge.carries, link=edge.link)
+            for edge in graph.spec.edges
+        )
+
+    def transport(self, source: str, target: str) -> str:
+        """The name of the transport plugin that moves KV from pool to pool. Raises `GraphError`: there is none."""
+        for edge in self._graph.spec.edges:
+            if (edge.source, edge.target, edge.carries) == (source, target, "kv") and edge.transport is not None:
+                return edge.transport.plugin
+        raise GraphError(f"no edge carries kv from {source} to {target}")
+
+    def require_relay_kv(self, strategy: str) -> None:
+        """For a strategy that moves the relay's KV. Raises `GraphError` where a relay pool lacks the edge for it."""
+        pools = self._graph.spec.pools
+        for edge in self.views:
+            if edge.carries != "tokens" or pools[edge.source].role != "relay":
+                continue
+            try:
+                self.transport(edge.source, edge.target)
+            except GraphError:
+                link = f", link: {edge.link}" if edge.link else ""
+                raise GraphError(
+                    f"handoff strategy {strategy} moves KV from {edge.source} to {edge.target}, and no edge carries it",
+                    where="spec.handoff",
+                    fix=f"add to spec.edges: {{from: {edge.source}, to: {edge.target}, carries: kv, "
+                    f"transport: {{plugin: …}}{link}}}, or choose a strategy that hands off token IDs",
+                ) from None

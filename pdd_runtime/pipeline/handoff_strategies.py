@@ -1,0 +1,102 @@
+"""The built-in handoff strategies.
+
+All counts of a `HandoffView` are output tokens, and the first of them is the prefill's: so "n relay tokens" means
+n + 1 output tokens.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from pdd_runtime.plugins import hookimpl
+from pdd_runtime.plugins.handoff import HandoffConfig, HandoffStrategy, HandoffView, Step
+
+WAIT = Step("wait")
+
+
+class OneShot(HandoffStrategy):
+    """Seals as soon as main has the prompt's KV; main then extends over everything at once.
+
+    Frees the relay soonest. The user sees a gap of one extend over all that the relay made.
+    """
+
+    name = "one-shot"
+
+    def step(self, view: HandoffView) -> Step:
+        if not view.main_ready or view.known == 0:
+            return WAIT
+        if view.relay_stopped:
+            return Step("seal", view.known)
+        return Step("seal", max(view.known, 1 + self.config.min_relay_tokens))
+
+
+class KvTransfer(OneShot):
+    """Seals like `one-shot`, then moves the relay's KV to main instead of token IDs: the baseline to compare with.
+
+    Needs an edge that carries kv from the relay's pool to main's.
+    """
+
+    name = "kv-transfer"
+    carries = "kv"
+
+
+class Stay(HandoffStrategy):
+    """The relay serves the request to its end, or to its bound where one is set; main only takes over there."""
+
+    name = "none"
+
+    def step(self, view: HandoffView) -> Step:
+        if view.relay_stopped:
+            return Step("seal", view.known) if view.main_ready else WAIT
+        return Step("stay")
+
+
+class CatchUpConfig(HandoffConfig):
+    threshold: int = Field(default=64, ge=1)
+    """With more tokens than this outstanding the relay runs on, even after a round that did not shrink them."""
+    seal_at: int = Field(default=4, ge=0)
+    """Outstanding tokens at which the relay is stopped: so few cost main no more than a decode step."""
+    patience: int = Field(default=3, ge=1)
+    """After so many rounds a main that does not catch up takes over even with more than `threshold` outstanding."""
+
+
+class CatchUp(HandoffStrategy):
+    """Main extends in rounds while the relay goes on, and takes over when little is outstanding.
+
+    Each round covers all that the relay has made so far. An extend makes many tokens in the time of few decode
+    steps, so the rounds get shorter: what is outstanding after one is what the relay made during it. Main takes over
+    when at most `seal_at` tokens are outstanding, or when a round did not shrink what is outstanding: further ones
+    would not either (the RTT alone is that long), and the relay would never be let go. Above `threshold` that would
+    be a visible stop, so there such a round (main was busy) is forgiven, `patience` times.
+
+    The gap that the user sees: from the seal at the last token known, main's request takes half an RTT, its one pass
+    over the few outstanding tokens about a decode step, its first token half an RTT back, and at worst a step
+    under way on main has to end first. So RTT + 2 decode steps.
+    """
+
+    name = "catch-up"
+    Config: ClassVar[type[HandoffConfig]] = CatchUpConfig
+
+    def step(self, view: HandoffView) -> Step:
+        assert isinstance(self.config, CatchUpConfig)
+        if not view.main_ready or view.known == 0:
+            return WAIT
+        if view.relay_stopped:
+            # Nothing is gained by rounds: the user is waiting for main already.
+            return Step("seal", view.known)
+        if view.extending:
+            return WAIT
+        outstanding, many = view.outstanding, view.outstanding > self.config.threshold
+        if view.relay_tokens < self.config.min_relay_tokens:
+            return Step("extend", view.known) if many else WAIT
+        shrank = view.last_outstanding is None or outstanding < view.last_outstanding
+        if outstanding > self.config.seal_at and (shrank or (many and view.rounds < self.config.patience)):
+            return Step("extend", view.known)
+        return Step("seal", view.known)
+
+
+@hookimpl
+def pdd_register_handoff_strategies() -> list[type[HandoffStrategy]]:
+    return [OneShot, CatchUp, Stay, KvTransfer]

@@ -1,0 +1,61 @@
+"""A leg of a session: one stream on one worker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Generic, Self, TypeVar
+
+from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, WorkerLost
+from pdd_runtime.pipeline.peers import Peer
+from pdd_runtime.rpc import RpcStream
+
+E = TypeVar("E")
+
+
+class Leg(Generic[E]):
+    """Iterates over a stream's events, with a deadline for each and errors that name the worker.
+
+    A leg that is open holds what its request holds on the worker; closing it cancels the request there.
+    """
+
+    def __init__(self, peer: Peer, doing: str, stream: RpcStream[E], patience: float) -> None:
+        self.peer = peer
+        self.doing = doing
+        """What goes on there, for messages: "decoding"."""
+        self.patience = patience
+        """Seconds to wait for the next event."""
+        self._stream = stream
+
+    async def open(self) -> None:
+        """Send the request; without it the first event asked for does that."""
+        try:
+            await self._stream.__aenter__()
+        except ConnectionLost as error:
+            raise worker_lost(self.peer, self.doing, error) from error
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> E:
+        try:
+            async with asyncio.timeout(self.patience):
+                return await self._stream.__anext__()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{self.doing} said nothing for {self.patience:.3g} s", where=f"worker {self.peer}"
+            ) from None
+        except ConnectionLost as error:
+            raise worker_lost(self.peer, self.doing, error) from error
+
+    async def close(self) -> None:
+        """Idempotent; waits for nothing that the worker would have to say."""
+        await self._stream.aclose()
+
+
+def worker_lost(peer: Peer, doing: str, why: ConnectionLost | None = None) -> WorkerLost:
+    """The error of a session whose worker died."""
+    return WorkerLost(
+        f"worker {peer} ({peer.member.role}) was lost while {doing}",
+        why=why.what if why else "its connection ended",
+        fix=f"send the request again; `pdd-runtime logs` of pool {peer.key.pool} may say what happened to it",
+    )

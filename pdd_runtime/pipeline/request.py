@@ -1,0 +1,31 @@
+"""What a session is asked for, and how it ends."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pdd_runtime.plugins.engine import Sampling
+
+
+class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to continue."""
+
+    id: str
+    tokens: tuple[int, ...]
+    """The prompt, never empty."""
+    max_tokens: int
+    """At least 1."""
+    sampling: Sampling
+    salt: str = ""
+    """The tenant's: requests of different salts share no KV."""
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """The last thing a session says."""
+
+    reason: Literal["stop", "length"]
+    """`stop`: the last token is a stop token. `length`: max_tokens are out, or the context is full."""
+    cached_tokens: int
+    """Prompt tokens that needed no computing where the prompt was prefilled."""

@@ -1,0 +1,302 @@
+"""One request in flight: its token log, its workers, and the steps that every route is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from pdd_runtime.errors import CapacityError, DeadlineExceeded, EngineError, PddError, TransferError, WorkerLost
+from pdd_runtime.observe import Timeline
+from pdd_runtime.pipeline import deadlines
+from pdd_runtime.pipeline.edges import Edges
+from pdd_runtime.pipeline.legs import Leg, worker_lost
+from pdd_runtime.pipeline.output import Output
+from pdd_runtime.pipeline.peers import Peer
+from pdd_runtime.pipeline.pulse import Pulse
+from pdd_runtime.pipeline.request import Finish, SessionRequest
+from pdd_runtime.pipeline.token_log import Source, TokenLog
+from pdd_runtime.plugins.engine import (
+    BlocksReady,
+    DecodeEvent,
+    DecodeRequest,
+    Extended,
+    PrefillEvent,
+    PrefillRequest,
+    Stopped,
+    Token,
+    Tokens,
+)
+from pdd_runtime.plugins.messages import Fetched, FetchEvent, Fetching, FetchProgress, FetchRequest
+
+log = logging.getLogger(__name__)
+
+Flow = Callable[["Session"], Awaitable[None]]
+"""What one kind of route does with a session, from its first step to its last."""
+
+
+class Session:
+    """State and steps; the order of the steps is the flow's. All of it runs in one task group, so that whatever ends
+    it (the end, an error, the client) ends every part of it, and `run` then closes every leg."""
+
+    def __init__(self, request: SessionRequest, workers: Mapping[Source, Peer], edges: Edges, timeline: Timeline):
+        """`workers` by role; an aggregated worker stands as main."""
+        self.request, self.timeline = request, timeline
+        self.id, self.prompt = request.id, request.tokens
+        self.log = TokenLog(len(request.tokens))
+        self.output = Output()
+        self.finish: Finish | None = None
+        """The user has the whole answer."""
+        self.cached_tokens = 0
+        """Prompt tokens that were cached where the prompt was computed."""
+        self.last_token_at = 0.0
+        """When the user was given the last token, in seconds from arrival."""
+        self.changed = Pulse()
+        self.workers = dict(workers)
+        self._edges = edges
+        self._occupied = dict(workers)
+        self._legs: list[Leg[Any]] = []
+        self._doing: dict[Source, str] = {}
+        self._tasks = asyncio.TaskGroup()
+        for peer in self._occupied.values():
+            peer.sessions += 1
+
+    # Its life
+
+    async def run(self, flow: Flow) -> None:
+        """Go through `flow`. What goes wrong is told to the user through `output`, and to the timeline."""
+        error: BaseException | None = None
+        try:
+            async with self._tasks:
+                await flow(self)
+        except asyncio.CancelledError:
+            if self.finish is None:
+                self.timeline.event("", "cancelled: the client is gone")
+            raise
+        except BaseExceptionGroup as group:
+            error = _cause(group)
+        finally:
+            for leg in self._legs:
+                await leg.close()
+            self.release(*tuple(self._occupied))
+        if error is None:
+            return
+        if not isinstance(error, PddError):
+            log.error("request %s failed", self.id, exc_info=error)
+        if self.finish is None:
+            self.timeline.failed(error)
+            self.output.fail(error)
+        else:
+            self.timeline.event("", f"settling failed: {error}")
+
+    def release(self, *roles: Source) -> None:
+        """These workers' part is over: others may have their place. Idempotent."""
+        for role in roles:
+            peer = self._occupied.pop(role, None)
+            if peer is not None:
+                peer.sessions -= 1
+
+    def start(self, step: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a step beside the others; it ends with the session, and the session with its error."""
+        return self._tasks.create_task(step)
+
+    @contextmanager
+    def watching(self, role: Source) -> Iterator[None]:
+        """Inside, the session ends with `WorkerLost` as soon as the worker is lost, whoever is waiting for what."""
+        peer = self.workers[role]
+
+        async def watch() -> None:
+            await peer.connection.wait_closed()
+            raise worker_lost(peer, self._doing.get(role, "the request waited for it"))
+
+        guard = self._tasks.create_task(watch())
+        try:
+            yield
+        finally:
+            guard.cancel()
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        await self.changed.until(condition, deadlines.CHANGE, what)
+
+    # Tokens
+
+    def accept(self, tokens: Iterable[Token], source: Source) -> None:
+        """Enter tokens into the log and give what is new to the user, the end as well where this is it."""
+        for token in self.log.merge(tokens, source):
+            if self.finish is not None:
+                break
+            entry = self.log.entries[token.position - len(self.prompt)]
+            counts = self.timeline.tokens
+            setattr(counts, entry.source, getattr(counts, entry.source) + 1)
+            self.last_token_at = self.timeline.elapsed
+            self.output.put(token)
+            if token.id in self.request.sampling.stop_token_ids:
+                self.end("stop")
+            elif token.position + 1 >= len(self.prompt) + self.request.max_tokens:
+                self.end("length")
+        self.changed.fire()
+
+    def end(self, reason: Literal["stop", "length"]) -> None:
+        """The answer is whole. The user knows at once; the session goes on until its workers are settled."""
+        if self.finish is None:
+            self.finish = Finish(reason, self.cached_tokens)
+            self.timeline.finished(reason)
+            self.output.put(self.finish)
+            self.changed.fire()
+
+    # Steps
+
+    async def prefill(self) -> None:
+        """The prompt's KV is made on the prefill worker, and the first token."""
+        request = PrefillRequest(id=self.id, tokens=self.prompt, sampling=self.request.sampling, salt=self.request.salt)
+        leg: Leg[PrefillEvent] = self._leg(
+            "prefill", "prefilling the prompt", "engine.prefill", request, PrefillEvent, deadlines.PREFILL
+        )
+        self.timeline.event(leg.peer, "prefill starts")
+        async for event in leg:
+            match event:
+                case BlocksReady(tokens, cached):
+                    self.cached_tokens = self.timeline.cached.prefill = cached
+                    if tokens == len(self.prompt):
+                        self.timeline.event(leg.peer, f"prefill ends: {tokens} tokens, {cached} of them cached")
+                case Tokens(made):
+                    self.timeline.event(leg.peer, "first token")
+                    self.accept(made, "prefill")
+        if not self.log:
+            raise EngineError(f"{leg.doing}: the stream ended without a token", where=f"worker {leg.peer}")
+        self.release("prefill")
+
+    async def fetch(self, source: Source, target: Source, tokens: tuple[int, ...]) -> tuple[Leg[FetchEvent], int]:
+        """Bring the KV of `tokens` from worker to worker. Returns the leg, which keeps it there until it is closed,
+        and how many leading tokens' KV is there. Where it cannot be moved, that is less: the engine computes it."""
+        giver, taker = self.workers[source], self.workers[target]
+        transport = self._edges.transport(giver.key.pool, taker.key.pool)
+        request = FetchRequest(
+            id=self.id,
+            tokens=tokens,
+            transport=transport,
+            endpoint=giver.member.transports.get(transport, ""),
+            epoch=giver.key.epoch,
+            salt=self.request.salt,
+            timeout=deadlines.FETCH,
+        )
+        doing = f"receiving KV from {giver}"
+        self._doing[source] = f"sending KV to {taker}"
+        leg: Leg[FetchEvent] = self._leg(
+            target, doing, "kv.fetch", request, FetchEvent, deadlines.FETCH + deadlines.CALL
+        )
+        record = self.timeline.transfer(giver.key.pool, taker.key.pool)
+        self.timeline.event(taker, f"KV from {giver.key.pool} starts")
+        there = 0
+        try:
+            with self.watching(source):
+                async for event in leg:
+                    match event:
+                        case Fetching(blocks_cached):
+                            record.blocks_cached = blocks_cached
+                            if target == "main" and source == "prefill":
+                                self.timeline.cached.main = self._tokens_in(blocks_cached, taker)
+                        case FetchProgress(blocks, size):
+                            record.blocks_sent, record.bytes = blocks, size
+                        case Fetched(report, there):
+                            record.blocks_sent, record.bytes = report.blocks, report.bytes
+                            record.goodput, record.finished = report.goodput, self.timeline.elapsed
+                            self.timeline.event(taker, f"KV from {giver.key.pool} ends: {there} tokens are there")
+                            break
+        except (TransferError, DeadlineExceeded, CapacityError) as error:
+            self.timeline.event(taker, f"KV from {giver.key.pool} failed: {error}; it will be recomputed")
+            await leg.close()
+        return leg, there
+
+    async def decode(
+        self, role: Source, doing: str, known: int, max_tokens: int, *, hold: bool = False, suffix: str = ""
+    ) -> tuple[Leg[DecodeEvent], Extended]:
+        """Have a worker go on behind the prompt and the first `known` output tokens. Returns when it has their KV; its
+        tokens are then to be read from the leg. `suffix` tells a second request of this session on one worker from
+        the first."""
+        leg = await self.open_decode(role, doing, known, max_tokens, hold=hold, suffix=suffix)
+        return leg, await self.extended(leg)
+
+    async def open_decode(
+        self, role: Source, doing: str, known: int, max_tokens: int, *, hold: bool = False, suffix: str = ""
+    ) -> Leg[DecodeEvent]:
+        """The first half of `decode`: the worker has been asked."""
+        request = DecodeRequest(
+            id=self.id + suffix,
+            tokens=self.prompt + self.log.ids[:known],
+            prompt_tokens=len(self.prompt),
+            max_tokens=max_tokens,
+            sampling=self.request.sampling,
+            salt=self.request.salt,
+            hold=hold,
+        )
+        leg: Leg[DecodeEvent] = self._leg(role, doing, "engine.decode", request, DecodeEvent, deadlines.EXTEND)
+        await leg.open()
+        return leg
+
+    async def extended(self, leg: Leg[DecodeEvent]) -> Extended:
+        """The second half: the worker has the KV of all it was told."""
+        async for event in leg:
+            if isinstance(event, Extended):
+                leg.patience = deadlines.TOKEN
+                return event
+        raise EngineError(f"{leg.doing}: the stream ended before it began", where=f"worker {leg.peer}")
+
+    async def follow(self, leg: Leg[DecodeEvent], take: Callable[[tuple[Token, ...]], Awaitable[None]]) -> Stopped:
+        """Give a decode's tokens to `take` until it stops."""
+        async for event in leg:
+            match event:
+                case Tokens(tokens):
+                    await take(tokens)
+                case Stopped():
+                    return event
+        raise EngineError(f"{leg.doing}: the stream ended without a stop", where=f"worker {leg.peer}")
+
+    async def answer(self, leg: Leg[DecodeEvent], begun: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Main's tokens go to the user until the end of the answer; `begun` is called once the first ones are out."""
+
+        async def take(tokens: tuple[Token, ...]) -> None:
+            nonlocal begun
+            first, begun = begun, None
+            self.accept(tokens, "main")
+            if first is not None:
+                await first()
+
+        stopped = await self.follow(leg, take)
+        self.timeline.event(leg.peer, f"main stops: {stopped.reason}")
+        # Usually the last token said so already; not where the engine ends it by itself, as at its context length.
+        self.end("stop" if stopped.reason == "stop" else "length")
+
+    async def settle(self, known: int, suffix: str = "") -> None:
+        """Main gets the KV of a request that was finished without it: the next turn of the conversation finds it
+        there, so that main's hit rate stays that of prefill."""
+        leg, extended = await self.decode("main", "settling", known, 0, suffix=suffix)
+        await leg.close()
+        self.timeline.event(leg.peer, f"settled: {extended.computed} tokens computed")
+
+    def _leg(self, role: Source, doing: str, method: str, request: object, event: Any, patience: float) -> Leg[Any]:
+        self._doing[role] = doing
+        peer = self.workers[role]
+        leg: Leg[Any] = Leg(peer, doing, peer.connection.stream(method, request, event, timeout=None), patience)
+        self._legs.append(leg)
+        return leg
+
+    def _tokens_in(self, blocks: int, peer: Peer) -> int:
+        size = peer.member.info.layout.block_size if peer.member.info else 0
+        return min(blocks * size, len(self.prompt))
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error to tell: a lost worker explains the others; of errors that are ours, the first."""
+    errors = list(_leaves(group))
+    return min(errors, key=lambda error: (not isinstance(error, WorkerLost), not isinstance(error, PddError)))
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

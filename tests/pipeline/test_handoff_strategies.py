@@ -1,0 +1,218 @@
+"""The strategies without processes: what they decide, and that a session under them always ends on main."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdd_runtime.pipeline.handoff_strategies import CatchUp, KvTransfer, OneShot, Stay
+from pdd_runtime.plugins.handoff import HandoffStrategy, HandoffView, Step
+
+ALL: list[type[HandoffStrategy]] = [OneShot, CatchUp, Stay, KvTransfer]
+SEALING: list[type[HandoffStrategy]] = [OneShot, CatchUp, KvTransfer]
+
+
+def make(cls: type[HandoffStrategy], **config: Any) -> HandoffStrategy:
+    return cls(cls.Config(**config))
+
+
+def view(known: int, **changes: Any) -> HandoffView:
+    facts: dict[str, Any] = {
+        "known": known,
+        "relay_tokens": max(0, known - 1),
+        "main_ready": True,
+        "main_known": 0,
+        "extending": False,
+        "rounds": 0,
+        "last_outstanding": None,
+        "relay_stopped": False,
+        "relay_load": 0.0,
+    }
+    return HandoffView(**(facts | changes))
+
+
+@pytest.mark.parametrize("cls", SEALING)
+@pytest.mark.parametrize("known", [0, 1, 50])
+def test_nothing_is_sealed_before_main_has_the_prompt(cls: type[HandoffStrategy], known: int) -> None:
+    assert make(cls).step(view(known, main_ready=False)).kind == "wait"
+
+
+@pytest.mark.parametrize("cls", SEALING)
+def test_nothing_is_sealed_before_the_first_token(cls: type[HandoffStrategy]) -> None:
+    assert make(cls).step(view(0)).kind == "wait"
+
+
+@pytest.mark.parametrize("cls", [OneShot, KvTransfer])
+def test_one_shot_seals_at_what_is_known_as_soon_as_main_is_ready(cls: type[HandoffStrategy]) -> None:
+    assert make(cls).step(view(1)) == Step("seal", 1)
+    assert make(cls).step(view(300)) == Step("seal", 300)
+
+
+@pytest.mark.parametrize("cls", [OneShot, KvTransfer])
+def test_one_shot_lets_the_relay_make_its_minimum(cls: type[HandoffStrategy]) -> None:
+    strategy = make(cls, min_relay_tokens=7)
+    assert strategy.step(view(1)) == Step("seal", 8)
+    assert strategy.step(view(8)) == Step("seal", 8)
+    assert strategy.step(view(20)) == Step("seal", 20)
+
+
+def test_what_moves_the_relays_kv_says_so() -> None:
+    assert [make(cls).carries for cls in ALL] == ["tokens", "tokens", "tokens", "kv"]
+
+
+def test_catch_up_extends_before_it_seals() -> None:
+    strategy = make(CatchUp)
+    assert strategy.step(view(100)) == Step("extend", 100)
+    assert strategy.step(view(100, extending=True)) == Step("wait")
+    assert strategy.step(view(110, main_known=100, rounds=1, last_outstanding=100)) == Step("extend", 110)
+    assert strategy.step(view(112, main_known=110, rounds=2, last_outstanding=10)) == Step("seal", 112)
+
+
+def test_catch_up_seals_when_rounds_do_not_get_shorter() -> None:
+    strategy = make(CatchUp)
+    assert strategy.step(view(120, main_known=110, rounds=2, last_outstanding=10)) == Step("seal", 120)
+
+
+def test_catch_up_forgives_a_slow_round_while_much_is_outstanding() -> None:
+    strategy = make(CatchUp, threshold=64, patience=3)
+    assert strategy.step(view(200, main_known=100, rounds=2, last_outstanding=100)) == Step("extend", 200)
+    assert strategy.step(view(200, main_known=100, rounds=3, last_outstanding=100)) == Step("seal", 200)
+
+
+def test_catch_up_extends_in_batches_while_the_relay_must_go_on() -> None:
+    strategy = make(CatchUp, min_relay_tokens=200)
+    assert strategy.step(view(65)) == Step("extend", 65)
+    assert strategy.step(view(64)) == Step("wait")
+    assert strategy.step(view(100, main_known=65, rounds=1, last_outstanding=65)) == Step("wait")
+    assert strategy.step(view(201, main_known=197, rounds=3, last_outstanding=65)) == Step("seal", 201)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_relay_at_its_bound_waits_for_main_only(cls: type[HandoffStrategy]) -> None:
+    strategy = make(cls, min_relay_tokens=63, max_relay_tokens=63)
+    assert strategy.step(view(64, relay_stopped=True)) == Step("seal", 64)
+    assert strategy.step(view(64, relay_stopped=True, main_ready=False)).kind == "wait"
+
+
+def test_none_stays() -> None:
+    assert make(Stay).step(view(500)).kind == "stay"
+
+
+@dataclass
+class Pair:
+    """A relay and a main, with rates, in a world where time goes in ticks."""
+
+    strategy: HandoffStrategy
+    relay_rate: float
+    """Tokens a tick."""
+    extend_rate: float
+    """Tokens a tick that main extends, behind `latency` ticks of round trip."""
+    latency: int
+    ready_at: int
+    max_tokens: int
+    seen: list[tuple[HandoffView, Step]]
+
+    def run(self) -> tuple[str, int]:
+        """How it ended: `sealed` or `finished`, and at how many tokens."""
+        known, main_known, rounds = 1, 0, 0
+        last: int | None = None
+        extend: tuple[float, int, int] | None = None
+        made = 0.0
+        bound = self.max_tokens
+        if self.strategy.config.max_relay_tokens is not None:
+            bound = min(bound, 1 + self.strategy.config.max_relay_tokens)
+        sealed: int | None = None
+        for tick in range(100_000):
+            if extend and tick >= extend[0]:
+                _, main_known, last = extend
+                extend, rounds = None, rounds + 1
+            made += self.relay_rate
+            known = min(1 + int(made), bound if sealed is None else min(bound, sealed))
+            if known >= self.max_tokens:
+                return "finished", known
+            if sealed is not None:
+                if known == sealed:
+                    return "sealed", known
+                continue
+            now = HandoffView(
+                known=known,
+                relay_tokens=known - 1,
+                main_ready=tick >= self.ready_at,
+                main_known=main_known,
+                extending=extend is not None,
+                rounds=rounds,
+                last_outstanding=last,
+                relay_stopped=known == bound,
+                relay_load=0.5,
+            )
+            step = self.strategy.step(now)
+            self.seen.append((now, step))
+            if step.kind == "extend":
+                assert extend is None
+                assert main_known < step.tokens <= known
+                outstanding = known - main_known
+                extend = (tick + self.latency + outstanding / self.extend_rate, step.tokens, outstanding)
+            elif step.kind == "seal":
+                assert step.tokens >= known
+                sealed = step.tokens
+                if known == sealed:
+                    return "sealed", known
+        raise AssertionError("it never ended")
+
+
+rates = st.floats(0.05, 20.0)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    least = draw(st.integers(0, 150))
+    bound = draw(st.one_of(st.none(), st.integers(max(1, least), 300)))
+    return {"min_relay_tokens": least, "max_relay_tokens": bound}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(ALL), configs(), rates, rates, st.integers(0, 50), st.integers(0, 500))
+def test_every_session_reaches_the_seal_and_respects_the_relays_bounds(
+    cls: type[HandoffStrategy],
+    config: dict[str, Any],
+    relay_rate: float,
+    extend_rate: float,
+    latency: int,
+    ready_at: int,
+) -> None:
+    strategy = make(cls, **config)
+    pair = Pair(strategy, relay_rate, extend_rate, latency, ready_at, max_tokens=5000, seen=[])
+    how, tokens = pair.run()
+    relay_tokens = tokens - 1
+    if cls is Stay and config["max_relay_tokens"] is None:
+        assert how == "finished"
+    else:
+        # A relay may get to the end before main is ready, or when it decodes about as fast as main can extend.
+        assert how == "sealed" or relay_rate * (ready_at + 1) > 2000 or 2 * relay_rate > extend_rate
+    if how == "sealed":
+        assert relay_tokens >= config["min_relay_tokens"]
+        assert config["max_relay_tokens"] is None or relay_tokens <= config["max_relay_tokens"]
+    # Pure: asked again, later, by another object, it says the same.
+    other = make(cls, **config)
+    assert [other.step(now) for now, _ in reversed(pair.seen)] == [step for _, step in reversed(pair.seen)]
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("n", [1, 2, 7, 63, 64, 65])
+@pytest.mark.parametrize("ready_at", [0, 3, 1000])
+def test_with_equal_bounds_the_handoff_is_exactly_there(cls: type[HandoffStrategy], n: int, ready_at: int) -> None:
+    strategy = make(cls, min_relay_tokens=n, max_relay_tokens=n)
+    assert Pair(strategy, 0.7, 5.0, 2, ready_at, 500, []).run() == ("sealed", n + 1)
+
+
+def test_catch_up_leaves_no_more_than_a_few_tokens_for_the_gap() -> None:
+    # Extending is ten times as fast as decoding, as on the CPU engine; the round trip is one decode step.
+    pair = Pair(make(CatchUp), 0.1, 1.0, 10, ready_at=4000, max_tokens=5000, seen=[])
+    how, _ = pair.run()
+    assert how == "sealed"
+    assert pair.seen[-1][0].outstanding <= 4
+    assert pair.seen[-1][0].rounds <= 4
