@@ -1,0 +1,32 @@
+"""What a pool may set for the torch engine."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ByteSize, Field, model_validator
+
+
+class TorchConfig(BaseModel, frozen=True, extra="forbid"):
+    threads: int = Field(1, ge=1)
+    """Cores one forward pass uses. `mode: exact` holds among workers that set the same number."""
+    kv_memory: ByteSize = ByteSize(2**30)
+    """Memory for blocks of KV, e.g. `2GiB`. Pages exist only once they are touched."""
+    kv_blocks: int | None = Field(None, ge=1)
+    """The same as a number of blocks; wins over `kv_memory`."""
+    block_size: int = Field(16, ge=1, le=1024)
+    """Tokens in a block."""
+    batch_limit: int = Field(16, ge=1)
+    """Sequences computed at once; more wait."""
+    token_budget: int = Field(128, ge=1)
+    """Tokens in one forward pass: one for every decoding sequence, the rest for prompts and extends. Larger is a
+    little faster at prefill; smaller keeps the pause short that a prompt makes between two tokens of the others."""
+    context_length: int | None = Field(None, ge=1)
+    """Refuse longer sequences than this; by default the model's own limit."""
+
+    @model_validator(mode="after")
+    def _room_for_every_decode(self) -> TorchConfig:
+        if self.token_budget < self.batch_limit:
+            raise ValueError(
+                f"token_budget {self.token_budget} is below batch_limit {self.batch_limit}: "
+                "a step must have a token for every decoding sequence"
+            )
+        return self

@@ -1,0 +1,107 @@
+"""The forward pass of a Llama model over one step's chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, rms_norm, silu
+
+from pdd_torch import attention
+from pdd_torch.architecture import Architecture
+from pdd_torch.linear import BASE, Linears
+from pdd_torch.paged_kv import PagedKv
+from pdd_torch.step import Chunk
+from pdd_torch.weights import LayerWeights, Weights
+
+Attend = Callable[[Tensor, int], Tensor]
+"""One chunk's queries `[tokens, heads, head_dim]` in one layer to their output `[tokens, heads * head_dim]`."""
+
+
+class Llama:
+    """Reads and writes the blocks of the chunks it is given; call it from one thread only."""
+
+    def __init__(self, arch: Architecture, weights: Weights, kv: PagedKv, *, exact: bool, most_rows: int) -> None:
+        self.arch, self.kv, self.exact = arch, kv, exact
+        self._multiple = BASE[kv.dtype] if exact else 1
+        self._embedding, self._norm = weights.embedding, weights.norm
+        linears = Linears(exact=exact, most_rows=most_rows)
+        self._layers = [_Layer(layer, linears) for layer in weights.layers]
+        self._head = Linears(exact=exact, most_rows=self._multiple).make(weights.head)
+        # As in the reference implementation, in float32: what models were trained with.
+        exponents = torch.arange(0, arch.head_dim, 2, dtype=torch.float32) / arch.head_dim
+        angles = torch.arange(arch.context, dtype=torch.float32)[:, None] / arch.rope_theta**exponents
+        self._cos = angles.cos().repeat(1, 2)[:, None]
+        self._sin = torch.cat([-angles.sin(), angles.sin()], dim=1)[:, None]
+
+    @torch.inference_mode()
+    def forward(self, chunks: list[Chunk]) -> Tensor:
+        """Makes the KV of all chunks. Returns float32 logits `[chunks with sampling, vocab]`, in the chunks' order."""
+        arch = self.arch
+        ids = torch.tensor([token for chunk in chunks for token in chunk.tokens])
+        positions = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
+        count = len(ids)
+        if missing := -count % self._multiple:
+            ids, positions = pad(ids, (0, missing)), pad(positions, (0, missing))
+        cos, sin = self._cos[positions], self._sin[positions]
+        attends = [self._attend(chunk) for chunk in chunks]
+        counts = [len(chunk.tokens) for chunk in chunks]
+        write_plan = self.kv.write_plan(chunks)
+
+        x = self._embedding[ids]
+        attended = x.new_zeros(len(ids), arch.heads * arch.head_dim)
+        for i, layer in enumerate(self._layers):
+            qkv = layer.qkv(self._normed(x, layer.attention_norm)).view(len(ids), -1, arch.head_dim)
+            qk = self._rotate(qkv[:, : -arch.kv_heads], cos, sin)
+            q, k, v = qk[:, : arch.heads], qk[:, arch.heads :], qkv[:, -arch.kv_heads :]
+            self.kv.write(write_plan[i], torch.stack((k[:count], v[:count])))
+            parts = zip(torch.split(q[:count], counts), torch.split(attended[:count], counts), attends, strict=True)
+            for queries, out, attend in parts:
+                out.copy_(attend(queries, i))
+            x = x + layer.output(attended)
+            gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, dim=1)
+            x = x + layer.down(silu(gate) * up)
+
+        last = torch.tensor(counts).cumsum(0) - 1
+        wanted = x[last[[chunk.sampling is not None for chunk in chunks]]]
+        rows = len(wanted)
+        logits = self._head(self._normed(pad(wanted, (0, 0, 0, -rows % self._multiple)), self._norm))
+        return logits[:rows].float()
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, (self.arch.hidden,), weight, self.arch.norm_eps)
+
+    @staticmethod
+    def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        left, right = x.chunk(2, dim=-1)
+        return (x * cos + torch.cat((right, left), dim=-1) * sin).to(x.dtype)
+
+    def _attend(self, chunk: Chunk) -> Attend:
+        """All that the chunk's attention needs, worked out once for all layers."""
+        end, kv = chunk.end, self.kv
+        if self.exact:
+            runs = kv.read_plan(chunk, attention.KEYS)
+            tiles = attention.exact_tiles(chunk.start, len(chunk.tokens), self.arch.heads // self.arch.kv_heads)
+
+            def exactly(q: Tensor, layer: int) -> Tensor:
+                k, v = kv.read(runs[layer])
+                k[end:], v[end:] = 0, 0
+                return attention.exact(q.float(), k.float(), v.float(), tiles).to(q.dtype)
+
+            return exactly
+        runs = kv.read_plan(chunk)
+        mask = attention.fast_mask(chunk.start, len(chunk.tokens), self.arch.heads // self.arch.kv_heads, kv.dtype)
+
+        def fast(q: Tensor, layer: int) -> Tensor:
+            k, v = kv.read(runs[layer])
+            return attention.fast(q, k[:end], v[:end], mask)
+
+        return fast
+
+
+class _Layer:
+    def __init__(self, weights: LayerWeights, linears: Linears) -> None:
+        self.attention_norm, self.ffn_norm = weights.attention_norm, weights.ffn_norm
+        self.qkv, self.output = linears.make(weights.qkv), linears.make(weights.output)
+        self.gate_up, self.down = linears.make(weights.gate_up), linears.make(weights.down)
