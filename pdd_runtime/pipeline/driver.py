@@ -17,8 +17,8 @@ from pdd_runtime.pipeline.request import Finish, SessionRequest
 from pdd_runtime.pipeline.session import Flow, Session
 from pdd_runtime.pipeline.token_log import Source
 from pdd_runtime.plugins import PluginManager
-from pdd_runtime.plugins.discovery import Discovery
-from pdd_runtime.plugins.engine import EngineInfo, Token, TokenizerFiles
+from pdd_runtime.plugins.discovery import Discovery, Member
+from pdd_runtime.plugins.engine import EngineInfo, Load, Token, TokenizerFiles
 from pdd_runtime.plugins.handoff import HandoffStrategy
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty
@@ -93,6 +93,10 @@ class Driver:
         except NoRoute as error:
             return "; ".join([error.what, *self._troubles()])
         return ""
+
+    def workers(self) -> list[tuple[Member, Load]]:
+        """Those that take new sessions, each with what it last said of its load."""
+        return [(peer.member, peer.load) for peer in self._peers.ready]
 
     async def info(self) -> EngineInfo:
         """What the workers serve; waits for one. Raises `DeadlineExceeded`."""

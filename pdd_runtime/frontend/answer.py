@@ -1,0 +1,209 @@
+"""Answering one request: run its sessions, send what they make, stop them when nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import NamedTuple
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pdd_runtime.clock import now
+from pdd_runtime.errors import PddError, RemoteError
+from pdd_runtime.frontend.choice import FinishReason, Piece
+from pdd_runtime.frontend.errors import Answered, answer_for
+from pdd_runtime.frontend.form import Whole
+from pdd_runtime.frontend.inbox import ClientGone, Inbox
+from pdd_runtime.frontend.job import Job
+from pdd_runtime.frontend.service import Service
+from pdd_runtime.observe.pace import Pace
+from pdd_runtime.pipeline import Finish, SessionRequest
+
+logger = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+"""The status under which a request that its client gave up is counted; nobody receives it."""
+
+
+class Progress(NamedTuple):
+    """What choice `number` has to say now; `reason` with the last of it."""
+
+    number: int
+    piece: Piece
+    reason: FinishReason | None
+
+
+class Answer(Response):
+    """A response that begins with the first token: until then an error still has a status of its own.
+
+    After that an error is the stream's last event, and no `[DONE]` follows it.
+    """
+
+    def __init__(self, service: Service, job: Job, arrived: float) -> None:
+        # Response.__init__ would render a body; this one is made while it is sent.
+        self.status_code, self.background = 200, None
+        self.init_headers()
+        self._service, self._job = service, job
+        self._paces = [Pace(arrived) for _ in job.sessions]
+        self._arrived = arrived
+        self._sessions: list[asyncio.Task[None]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        inbox = Inbox()
+        status = CLIENT_GONE
+        with self._service.running(inbox):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    watch = group.create_task(_watch(receive, inbox))
+                    self._sessions = [
+                        group.create_task(self._run(session, i, inbox)) for i, session in enumerate(self._job.sessions)
+                    ]
+                    try:
+                        status = await (self._stream(inbox, send) if self._job.stream else self._whole(inbox, send))
+                    finally:
+                        # Closing a session's generator is what cancels it on its workers.
+                        for task in (watch, *self._sessions):
+                            task.cancel()
+            finally:
+                self._record(status)
+
+    async def _run(self, session: SessionRequest, index: int, inbox: Inbox) -> None:
+        """Move one session's items into the inbox."""
+        made = None
+        try:
+            async with aclosing(self._service.driver.run(session)) as items:
+                async for made in items:
+                    inbox.put(index, made)
+        except PddError as error:
+            inbox.fail(error)
+        except Exception as error:
+            logger.exception("request %s failed", session.id)
+            inbox.fail(error)
+        else:
+            if not isinstance(made, Finish):
+                inbox.fail(RemoteError("the session ended without an end", where=f"request {session.id}"))
+
+    async def _progress(self, inbox: Inbox) -> AsyncGenerator[list[Progress], None]:
+        """What there is to say, until every choice has finished."""
+        choices = self._job.choices
+        left = len(choices)
+        while left:
+            moved: dict[int, int] = {}
+            finished: set[int] = set()
+            for index, made in await inbox.take():
+                choice = choices[index]
+                before = choice.tokens
+                if choice.finish_reason is None and choice.push(made):
+                    finished.add(index)
+                    if choice.cut:
+                        choice.cached_tokens = self._service.stopped(self._job.sessions[index].id)
+                moved[index] = moved.get(index, 0) + choice.tokens - before
+            at = now()
+            for index, tokens in moved.items():
+                if tokens:
+                    self._paces[index].sent(tokens, at)
+            left -= len(finished)
+            yield [Progress(i, choices[i].take(), choices[i].finish_reason if i in finished else None) for i in moved]
+            for index in finished:
+                self._end(index)
+
+    async def _stream(self, inbox: Inbox, send: Send) -> int:
+        form = self._job.form
+        opened: set[int] = set()
+        data = b""
+        try:
+            async with aclosing(self._progress(inbox)) as progress:
+                async for steps in progress:
+                    events: list[bytes] = []
+                    for index, piece, reason in steps:
+                        if index not in opened:
+                            events.append(form.opening(index))
+                        if piece.text or piece.entries:
+                            events.append(form.delta(index, piece))
+                        if reason is not None:
+                            events.append(form.closing(index, reason))
+                    if not opened:
+                        await send(_start(200, {"content-type": "text/event-stream", "cache-control": "no-cache"}))
+                    opened.update(step.number for step in steps)
+                    data = b"".join(events)
+                    if data and not self._job.finished:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+        except ClientGone:
+            return CLIENT_GONE
+        except Exception as error:
+            answered = answer_for(error)
+            if opened:
+                await _end(send, b"data: " + answered.body() + b"\n\n")
+            else:
+                await _send(send, answered)
+            return answered.status
+        # The last text, why it ended, and the end are one write.
+        await _end(send, data + form.ending(self._job.usage()))
+        return 200
+
+    async def _whole(self, inbox: Inbox, send: Send) -> int:
+        pieces: list[list[Piece]] = [[] for _ in self._job.choices]
+        try:
+            async with aclosing(self._progress(inbox)) as progress:
+                async for steps in progress:
+                    for index, piece, _ in steps:
+                        pieces[index].append(piece)
+        except ClientGone:
+            return CLIENT_GONE
+        except Exception as error:
+            answered = answer_for(error)
+            await _send(send, answered)
+            return answered.status
+        choices = [
+            Whole(_joined(said), choice.finish_reason or "stop")
+            for said, choice in zip(pieces, self._job.choices, strict=True)
+        ]
+        body = self._job.form.whole(choices, self._job.usage())
+        headers = {"content-type": "application/json", "content-length": str(len(body))}
+        await send(_start(200, headers))
+        await _end(send, body)
+        return 200
+
+    def _end(self, index: int) -> None:
+        """A choice is complete. Where a stop string ended it, its session still runs."""
+        task = self._sessions[index]
+        if not task.done():
+            task.cancel()
+
+    def _record(self, status: int) -> None:
+        for session, pace in zip(self._job.sessions, self._paces, strict=True):
+            self._service.ended(session.id, status, now() - self._arrived, pace)
+
+
+async def _watch(receive: Receive, inbox: Inbox) -> None:
+    """Notice the client leaving; its request has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    inbox.fail(ClientGone())
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    return Piece("".join(piece.text for piece in pieces), [entry for piece in pieces for entry in piece.entries])
+
+
+def _start(status: int, headers: dict[str, str]) -> dict[str, object]:
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": raw}
+
+
+async def _end(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _send(send: Send, answered: Answered) -> None:
+    body = answered.body()
+    await send(
+        _start(
+            answered.status,
+            {"content-type": "application/json", "content-length": str(len(body)), **answered.headers},
+        )
+    )
+    await _end(send, body)

@@ -1,0 +1,181 @@
+"""The HTTP API: which path leads where."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pdd_runtime import __version__
+from pdd_runtime.clock import now
+from pdd_runtime.errors import NoRoute, PddError
+from pdd_runtime.frontend import body
+from pdd_runtime.frontend.answer import CLIENT_GONE, Answer
+from pdd_runtime.frontend.chat import chat_job
+from pdd_runtime.frontend.completions import completion_job
+from pdd_runtime.frontend.errors import Answered, NotFoundError, answer_for, answer_for_status
+from pdd_runtime.frontend.job import Job
+from pdd_runtime.frontend.model import ServedModel
+from pdd_runtime.frontend.request_ids import RequestIds
+from pdd_runtime.frontend.requests import ChatRequest, CompletionRequest
+from pdd_runtime.frontend.service import Service
+from pdd_runtime.plugins.discovery import Member
+from pdd_runtime.plugins.engine import Load
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=BaseModel)
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The ASGI application of one frontend."""
+    app = FastAPI(title="pdd-runtime", version=__version__, redoc_url=None)
+    _add_openai(app, service)
+    _add_health(app, service)
+    _add_inspection(app, service)
+    _add_errors(app)
+    return RequestIds(app)
+
+
+def _add_openai(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        return await _answer(service, request, ChatRequest, chat_job)
+
+    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        return await _answer(service, request, CompletionRequest, completion_job)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [_model(await service.model())]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        served = await service.model()
+        served.check_name(name)
+        return _json(_model(served))
+
+
+def _add_health(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """The process is alive. Says nothing about workers: a restart of the frontend would not help them."""
+        return _json({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """200 only while a whole route of workers exists."""
+        if (why := service.why_not_ready()) is not None:
+            raise NoRoute(why)
+        return _json({"status": "ready"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=service.metrics.content_type)
+
+
+def _add_inspection(app: FastAPI, service: Service) -> None:
+    @app.get("/pdd/requests")
+    async def requests() -> Response:
+        """The last ones, newest first."""
+        return _json({"requests": [*reversed(service.recent)]})
+
+    @app.get("/pdd/requests/{request_id}")
+    async def timeline(request_id: str) -> Response:
+        timeline = service.timelines.get(request_id)
+        if timeline is None:
+            raise NotFoundError(
+                f"no timeline of request {request_id!r}",
+                where="id",
+                why=f"it never got as far as a route, or is older than the last {service.timelines.limit} that did",
+            )
+        return _json(timeline.body())
+
+    @app.get("/pdd/workers")
+    async def workers() -> Response:
+        """Those that take new sessions, and how busy they are, as they last said: a moment ago."""
+        return _json({"workers": [_worker(member, load) for member, load in service.driver.workers()]})
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(PddError)
+    async def refused(request: Request, error: Exception) -> Response:
+        return _error(answer_for(error))
+
+    @app.exception_handler(HTTPException)
+    async def unknown_path(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _error(answer_for_status(error.status_code, error.headers))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        # Starlette raises it again behind this answer, and so the server logs it with its traceback.
+        return _error(answer_for(error))
+
+
+async def _answer(
+    service: Service,
+    request: Request,
+    model: type[R],
+    make: Callable[[R, ServedModel, str], Awaitable[Job]],
+) -> Response:
+    request_id: str = request.scope["pdd_request_id"]
+    arrived: float = request.scope["pdd_arrived"]
+    try:
+        asked = await body.read(request, model)
+        job = await make(asked, await service.model(), request_id)
+    except ClientDisconnect:
+        service.ended(request_id, CLIENT_GONE, now() - arrived)
+        return Response(status_code=CLIENT_GONE)
+    except PddError as error:
+        answered = answer_for(error)
+        service.ended(request_id, answered.status, now() - arrived)
+        return _error(answered)
+    return Answer(service, job, arrived)
+
+
+def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The request's form for /docs; FastAPI's own parsing would answer errors in another form than OpenAI's."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
+
+
+def _model(served: ServedModel) -> dict[str, object]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "pdd-runtime",
+        "max_model_len": served.context_length,
+    }
+
+
+def _worker(member: Member, load: Load) -> dict[str, object]:
+    return {
+        "worker": str(member.key),
+        "pool": member.key.pool,
+        "index": member.key.index,
+        "epoch": member.key.epoch,
+        "role": member.role,
+        "cluster": member.cluster,
+        "pid": member.pid,
+        "load": load,
+    }
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def _error(answered: Answered) -> Response:
+    return Response(
+        answered.body(), status_code=answered.status, headers=answered.headers, media_type="application/json"
+    )

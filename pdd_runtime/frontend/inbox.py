@@ -1,0 +1,56 @@
+"""Where the sessions of one request put what they make, until it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from pdd_runtime.pipeline import Finish
+from pdd_runtime.plugins.engine import Token
+
+
+class Item(NamedTuple):
+    """What session `number` made."""
+
+    number: int
+    made: Token | Finish
+
+
+class ClientGone(Exception):  # noqa: N818 - nobody's error
+    """The client closed its connection: nobody reads the answer."""
+
+
+class Inbox:
+    """One reader, many writers, all on the event loop.
+
+    It has no bound of its own: a session makes at most `max_tokens` items, and a slow reader must not hold up
+    a decode batch. Everything that came since the last `take` is taken at once, so a slow reader sends few
+    large pieces.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, number: int, made: Token | Finish) -> None:
+        self._items.append(Item(number, made))
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """The request cannot go on. What was made before is still taken first; the first failure counts."""
+        self._failure = self._failure or error
+        self._changed.set()
+
+    async def take(self) -> list[Item]:
+        """Wait until there is something, and take all of it. Raises what `fail` was given."""
+        if isinstance(self._failure, ClientGone):
+            raise self._failure
+        if not self._items:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+            return await self.take()
+        items, self._items = self._items, []
+        return items

@@ -1,0 +1,93 @@
+"""The model's language: text to tokens, tokens to text, messages to a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from pdd_runtime.errors import EngineError, RequestError
+from pdd_runtime.frontend.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_table
+from pdd_runtime.frontend.template import ChatTemplate
+from pdd_runtime.plugins.engine import TokenizerFiles
+
+_LONG = 16_384
+"""Characters above which encoding takes milliseconds, and so gets a thread."""
+
+
+class Language:
+    """Loaded once per model and shared by all requests; detokenisers are per request."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        """Raises `EngineError` where the files cannot be read. Takes up to a second for large vocabularies."""
+        try:
+            self._tokenizer = Tokenizer.from_str(files.tokenizer_json)
+        except Exception as error:  # the library raises bare Exception
+            raise EngineError("the model's tokenizer cannot be read", why=str(error)) from error
+        # A prompt is never shortened or filled up behind the user's back, whatever the file was saved with.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.eos_token_ids = files.eos_token_ids
+        self.vocabulary_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
+        self._special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        decoder = json.loads(files.tokenizer_json).get("decoder") or {}
+        self._byte_level = decoder.get("type") == "ByteLevel"
+        self._byte_of = byte_table()
+        self._known: dict[int, bytes] = {}
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """`add_special_tokens`: what the model wants before a plain text; a chat template writes its own."""
+        if len(text) > _LONG:
+            encoding = await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        else:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt's text. Raises `RequestError` where the model has no template, or it refuses."""
+        if self._template is None:
+            raise RequestError(
+                "this model has no chat template", where="messages", fix="send the prompt to /v1/completions"
+            )
+        return self._template.render(messages)
+
+    def detokenizer(self) -> Detokenizer:
+        if self._byte_level:
+            return ByteDetokenizer(self._visible)
+        return WindowDetokenizer(self._tokenizer, self._special.__contains__)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for, special tokens by their name; empty for an id out of the vocabulary."""
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = self._find_bytes(token)
+        return known
+
+    def token_name(self, token: int) -> str:
+        """A token as users read it: its text, or its bytes where they are no whole text, as OpenAI writes it."""
+        data = self.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _visible(self, token: int) -> bytes:
+        return b"" if token in self._special else self.token_bytes(token)
+
+    def _find_bytes(self, token: int) -> bytes:
+        written = self._tokenizer.id_to_token(token)
+        if written is None:
+            return b""
+        if token in self._special:
+            return written.encode()
+        if self._byte_level:
+            table = self._byte_of
+            return bytes(table[c] for c in written) if all(c in table for c in written) else written.encode()
+        if len(written) == 6 and written.startswith("<0x") and written.endswith(">"):
+            return bytes([int(written[3:5], 16)])
+        # Sentencepiece writes a space as U+2581; decoding the token alone could strip it.
+        return written.replace("\u2581", " ").encode()

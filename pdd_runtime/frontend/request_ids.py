@@ -1,0 +1,32 @@
+"""Every response says which request it answers."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pdd_runtime.clock import now
+from pdd_runtime.ids import new_id
+
+HEADER = "x-pdd-request-id"
+_RAW = HEADER.encode()
+
+
+class RequestIds:
+    """The outermost layer, so that errors have the header, too. Costs nothing per streamed chunk but a test."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["pdd_request_id"] = request_id = new_id("req")
+        scope["pdd_arrived"] = now()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (_RAW, request_id.encode())]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,79 @@
+"""The HTTP server: its socket, and how it stops."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from pdd_runtime.errors import LaunchError
+
+_BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind, so that a port in use is found before anything is started. Raises `LaunchError`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise LaunchError(f"the frontend cannot listen on {host}:{port}", why=str(error), fix=_FIX_HOST) from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit it: Nagle would hold a small chunk back until the one before is acknowledged.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        in_use = error.errno == errno.EADDRINUSE
+        raise LaunchError(
+            f"the frontend cannot listen on {host}:{port}",
+            why="another process listens there" if in_use else error.strerror or str(error),
+            fix=_FIX_PORT if in_use or error.errno == errno.EACCES else _FIX_HOST,
+        ) from error
+    return sock
+
+
+_FIX_PORT = "choose another port, --set spec.frontend.port=9000 (0: any that is free)"
+_FIX_HOST = "choose an address of this machine, --set spec.frontend.host=127.0.0.1"
+
+
+def url(sock: socket.socket) -> str:
+    """Where clients of this host reach the server."""
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to the process, which has more to stop than this."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def create_server(app: ASGIApp) -> Server:
+    """`serve(sockets=[...])` runs it; setting `should_exit` stops it."""
+    return Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_keep_alive=30,
+            # Answers have ended before the server is told to stop; this is for clients that do not hang up.
+            timeout_graceful_shutdown=1,
+        )
+    )

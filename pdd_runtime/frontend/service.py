@@ -1,0 +1,124 @@
+"""What all requests of one frontend share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from pdd_runtime.errors import Cancelled, DeadlineExceeded, NoRoute, PddError
+from pdd_runtime.frontend.inbox import Inbox
+from pdd_runtime.frontend.language import Language
+from pdd_runtime.frontend.model import ServedModel
+from pdd_runtime.observe import Timelines
+from pdd_runtime.observe.metrics import Metrics
+from pdd_runtime.observe.pace import Pace
+from pdd_runtime.pipeline import Driver
+
+logger = logging.getLogger(__name__)
+
+LOAD_TIMEOUT = 20.0
+"""Seconds for a worker to send the tokenizer, and for this process to read it."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """One line of the list of recent requests."""
+
+    id: str
+    status: int
+    seconds: float
+    """From arrival to the end."""
+    tokens: int
+
+
+class Service:
+    """The driver, the model it serves, and what is known about requests."""
+
+    def __init__(self, driver: Driver, timelines: Timelines) -> None:
+        self.driver, self.timelines = driver, timelines
+        self.metrics = Metrics(lambda: driver.sessions)
+        self.recent: deque[Ended] = deque(maxlen=timelines.limit)
+        """Oldest first."""
+        self._model: ServedModel | None = None
+        self._loading = asyncio.Lock()
+        self._inboxes: set[Inbox] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stopping = False
+
+    def why_not_ready(self) -> str | None:
+        """None while a request that comes now would find a whole route."""
+        if self._stopping:
+            return "the frontend is stopping"
+        return None if self.driver.ready else self.driver.why_not_ready
+
+    async def model(self) -> ServedModel:
+        """The model, its tokenizer loaded. Raises `NoRoute` at once where there is no whole route: a client
+        that is told to come back knows more than one that waits."""
+        if (why := self.why_not_ready()) is not None:
+            raise NoRoute("this graph is not ready for requests", why=why, fix="wait until /ready answers 200")
+        return await self._load()
+
+    async def warm(self) -> None:
+        """Load the tokenizer as soon as there is a worker to give it, so that the first request need not."""
+        try:
+            await self.driver.info()
+            await self._load()
+        except PddError as error:
+            logger.warning("the tokenizer is left to the first request: %s", error)
+
+    async def _load(self) -> ServedModel:
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT), self._loading:
+                info = await self.driver.info()
+                if self._model is None or self._model.info.fingerprint != info.fingerprint:
+                    files = await self.driver.tokenizer()
+                    self._model = ServedModel(info, await asyncio.to_thread(Language, files))
+                return self._model
+        except TimeoutError:
+            raise DeadlineExceeded(f"no worker gave the model's tokenizer within {LOAD_TIMEOUT:g} s") from None
+
+    @contextmanager
+    def running(self, inbox: Inbox) -> Iterator[None]:
+        """A request is being answered through `inbox`."""
+        self._inboxes.add(inbox)
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._inboxes.discard(inbox)
+            if not self._inboxes:
+                self._idle.set()
+
+    def stopped(self, session_id: str) -> int:
+        """A stop string ended the answer: say so on the timeline, before the session is closed as if its client
+        had left. Returns how many prompt tokens were cached, which the session says only at its own end."""
+        timeline = self.timelines.get(session_id)
+        if timeline is None:
+            return 0
+        timeline.finished("stop")
+        cached = timeline.cached.main if timeline.cached.prefill is None else timeline.cached.prefill
+        return cached or 0
+
+    def ended(self, session_id: str, status: int, seconds: float, pace: Pace | None = None) -> None:
+        """Count a session that ended, or a request that never became one."""
+        self.recent.append(Ended(session_id, status, seconds, pace.tokens if pace else 0))
+        self.metrics.ended(status, seconds, pace, self.timelines.get(session_id))
+
+    async def stop(self, patience: float) -> None:
+        """Take no more requests; give the running ones `patience` seconds, then end them with an error that
+        their clients see."""
+        self._stopping = True
+        try:
+            async with asyncio.timeout(patience):
+                await self._idle.wait()
+        except TimeoutError:
+            for inbox in self._inboxes:
+                inbox.fail(
+                    Cancelled("the frontend stops", why=f"the answer was not complete within {patience:g} s of that")
+                )
+            await self._idle.wait()

@@ -1,0 +1,128 @@
+"""Prometheus metrics of one frontend, fed with what has finished."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from pdd_runtime.observe.pace import Pace
+from pdd_runtime.observe.timeline import Timeline
+
+# From a cached prompt inside one datacenter to a cold long one across a slow line; seconds.
+_WAITS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
+# From one decode step on an accelerator to a stall of the whole route; seconds.
+_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Metrics:
+    """Its own registry: two in one process do not meet."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, sessions: Callable[[], float]) -> None:
+        """`sessions`: asked at each scrape, how many are in flight."""
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "pdd_requests", "Requests that ended, by HTTP status (499: the client left) and route", ("status", "route"),
+            registry=registry,
+        )  # fmt: skip
+        self._ttft = _waits("pdd_ttft_seconds", "Arrival to the first token", registry)
+        self._tenth = _waits("pdd_tenth_token_seconds", "Arrival to the tenth token", registry)
+        self._e2e = _waits("pdd_e2e_seconds", "Arrival to the end of a whole answer", registry)
+        self._tpot = _steps("pdd_tpot_seconds", "Mean time per token after the first", registry)
+        self._gap = _steps("pdd_longest_gap_seconds", "Longest wait between tokens of one answer", registry)
+        self._handoff = Histogram(
+            "pdd_handoff_gap_seconds", "From the relay's last token to main's first, as users got them",
+            buckets=_STEPS, registry=registry,
+        )  # fmt: skip
+        self._tokens = Counter("pdd_tokens", "Tokens that users got, by who made them", ("tier",), registry=registry)
+        self._prompt = Counter("pdd_prompt_tokens", "Prompt tokens", registry=registry)
+        self._cached = Counter(
+            "pdd_cached_tokens", "Prompt tokens whose KV was there already", ("tier",), registry=registry
+        )
+        self._kv = Counter("pdd_kv_bytes", "KV that crossed an edge", ("edge",), registry=registry)
+        Gauge("pdd_sessions", "Sessions in flight", registry=registry).set_function(sessions)
+        # A transfer that failed never settles: the bound forgets it.
+        self._open: deque[_Moving] = deque(maxlen=100)
+        for tier in ("prefill", "relay", "main"):
+            # Zero is a value: a dashboard sees a tier before its first token.
+            self._tokens.labels(tier)
+
+    def ended(self, status: int, elapsed: float, pace: Pace | None = None, timeline: Timeline | None = None) -> None:
+        """A request, or a session of one, ended for its user `elapsed` seconds after arrival. Without a timeline
+        it never got as far as the driver."""
+        route = "none"
+        if timeline is not None:
+            body = timeline.body()
+            route = body["route"] or route
+            self._count(body)
+            self._open.append(_Moving(timeline))
+            self._settle()
+        self._requests.labels(str(status), route).inc()
+        if pace is None or status != 200:
+            # What failed or was given up says nothing about how long an answer takes.
+            return
+        self._e2e.labels(route).observe(elapsed)
+        for histogram, value in (
+            (self._ttft, pace.ttft),
+            (self._tenth, pace.tenth),
+            (self._tpot, pace.tpot),
+            (self._gap, pace.longest_gap),
+        ):
+            if value is not None:
+                histogram.labels(route).observe(value)
+
+    def text(self) -> bytes:
+        """What a scrape gets."""
+        self._settle()
+        return generate_latest(self.registry)
+
+    def _count(self, body: dict[str, Any]) -> None:
+        """What was made counts, however the request ended."""
+        for tier, count in body["tokens"].items():
+            self._tokens.labels(tier).inc(count)
+        for tier, count in body["cached"].items():
+            self._cached.labels(tier).inc(count or 0)
+        self._prompt.inc(body["prompt_tokens"])
+        if body["handoff"] is not None and body["handoff"]["gap"] is not None:
+            self._handoff.observe(body["handoff"]["gap"])
+
+    def _settle(self) -> None:
+        """Count the bytes that have come since the last time; KV may still move to main when the user has all."""
+        for moving in list(self._open):
+            for edge, size in moving.more().items():
+                self._kv.labels(edge).inc(size)
+            if moving.settled:
+                self._open.remove(moving)
+
+
+class _Moving:
+    """A request whose KV may not all have arrived yet."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._counted: dict[str, int] = {}
+        self.settled = False
+
+    def more(self) -> dict[str, int]:
+        """Bytes by edge that are not counted yet."""
+        transfers = self._timeline.body()["kv"]
+        self.settled = all(transfer["finished"] is not None for transfer in transfers)
+        total: dict[str, int] = {}
+        for transfer in transfers:
+            total[transfer["edge"]] = total.get(transfer["edge"], 0) + transfer["bytes"]
+        more = {edge: size - self._counted.get(edge, 0) for edge, size in total.items()}
+        self._counted = total
+        return more
+
+
+def _waits(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, text, ("route",), buckets=_WAITS, registry=registry)
+
+
+def _steps(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, text, ("route",), buckets=_STEPS, registry=registry)

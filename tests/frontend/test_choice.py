@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdd_runtime.frontend.choice import Choice, Entry
+from pdd_runtime.frontend.language import Language
+from pdd_runtime.pipeline import Finish
+from pdd_runtime.plugins.engine import Token
+
+STOPS = ["END", "结束", "🎉!"]
+
+
+def answer(
+    language: Language, ids: list[int], stops: list[str], flushes: list[bool]
+) -> tuple[Choice, str, list[Entry]]:
+    """Push all, and take after those tokens where `flushes` says so."""
+    choice = Choice(language, stops, entries=True)
+    text, entries = "", []
+    items = [*(Token(i, id, -float(i)) for i, id in enumerate(ids)), Finish("length", 3)]
+    for i, item in enumerate(items):
+        done = choice.push(item)
+        if done or (flushes and flushes[i % len(flushes)]):
+            piece = choice.take()
+            assert all(entry.offset <= len(text) + len(piece.text) for entry in piece.entries)
+            text += piece.text
+            entries += piece.entries
+        if done:
+            break
+    return choice, text, entries
+
+
+@settings(max_examples=300)
+@given(
+    words=st.lists(st.sampled_from([*STOPS, "EN", "结", "🎉", " café ", "x"]), max_size=8),
+    flushes=st.lists(st.booleans(), max_size=8),
+)
+async def test_a_stop_string_is_found_over_any_split_into_tokens(
+    bytes_language: Language, byte_level: Language, words: list[str], flushes: list[bool]
+) -> None:
+    text = "".join(words)
+    ends = {text.find(stop) + len(stop): text.find(stop) for stop in STOPS if stop in text}
+    wanted = text[: ends[min(ends)]] if ends else text
+    for language in (bytes_language, byte_level):
+        ids = list(await language.encode(text, add_special_tokens=False))
+        choice, got, entries = answer(language, ids, STOPS, flushes)
+        assert got == wanted
+        assert choice.finish_reason == ("stop" if ends else "length")
+        # The tokens counted are those that had to be made; the entries those whose text begins in the answer.
+        assert len(b"".join(language.token_bytes(i) for i in ids[: choice.tokens])) >= len(wanted.encode())
+        assert [entry.token.id for entry in entries] == ids[: len(entries)]
+        spelled = b"".join(language.token_bytes(entry.token.id) for entry in entries)
+        assert spelled.startswith(wanted.encode())
+        if not ends:
+            assert len(entries) == choice.tokens == len(ids)
+        elif language is bytes_language:
+            assert spelled == wanted.encode()
+
+
+async def test_every_token_gives_one_entry_the_end_token_too(byte_level: Language) -> None:
+    ids = [*await byte_level.encode("a 🎉🎉 b", add_special_tokens=False), 1]
+    choice, text, entries = answer(byte_level, ids, [], [True])
+    assert text == "a 🎉🎉 b"
+    assert [entry.token.id for entry in entries] == ids
+    assert choice.tokens == len(ids)
+    assert [entry.offset for entry in entries] == sorted(entry.offset for entry in entries)
+
+
+async def test_entries_wait_for_their_text(bytes_language: Language) -> None:
+    choice = Choice(bytes_language, ["<end>"], entries=True)
+    seen: list[tuple[str, int]] = []
+    for i, id in enumerate(b"a\xc3\xa9<e."):
+        choice.push(Token(i, id))
+        piece = choice.take()
+        seen.append((piece.text, len(piece.entries)))
+    assert seen == [("a", 1), ("", 0), ("é", 2), ("", 0), ("", 0), ("<e.", 3)]
+
+
+async def test_after_a_stop_string_nothing_comes(bytes_language: Language) -> None:
+    choice = Choice(bytes_language, ["!"], entries=False)
+    assert [choice.push(Token(i, id)) for i, id in enumerate(b"hi!")] == [False, False, True]
+    assert choice.push(Token(3, ord("x"))) is True
+    assert choice.push(Finish("length", 0)) is True
+    assert choice.take() == ("hi", [])
+    assert (choice.finish_reason, choice.tokens) == ("stop", 3)
+
+
+async def test_what_is_held_back_comes_out_at_the_end(bytes_language: Language) -> None:
+    choice = Choice(bytes_language, ["<end>"], entries=True)
+    for i, id in enumerate(b"a<en\xf0\x9f"):
+        choice.push(Token(i, id))
+    assert choice.push(Finish("stop", 7))
+    piece = choice.take()
+    assert piece.text == "a<en\ufffd"
+    assert len(piece.entries) == 6
+    assert (choice.finish_reason, choice.cached_tokens) == ("stop", 7)

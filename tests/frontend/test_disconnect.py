@@ -1,0 +1,80 @@
+"""A client that leaves stops its sessions, whatever it was waiting for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from pdd_runtime.pipeline import Finish
+
+Start = Callable[..., Awaitable[Any]]
+Until = Callable[..., Awaitable[float]]
+
+
+async def ask(url: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request over a bare socket."""
+    at = urlsplit(url)
+    reader, writer = await asyncio.open_connection(at.hostname, at.port)
+    data = json.dumps(body).encode()
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(data), data)
+    )
+    await writer.drain()
+    return reader, writer
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_leaving_before_the_first_token(given: Start, until: Until, stream: bool) -> None:
+    server = await given(asyncio.Event())
+    _, writer = await ask(server.url, {"prompt": ["a", "b"], "stream": stream})
+    await until(lambda: server.driver.sessions == 2)
+    writer.close()
+    assert await until(lambda: server.driver.sessions == 0) < 1
+    assert {entry.status for entry in server.service.recent} == {499}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_leaving_in_the_middle(given: Start, until: Until, stream: bool) -> None:
+    server = await given(b"abc", asyncio.Event())
+    reader, writer = await ask(server.url, {"prompt": "x", "stream": stream})
+    if stream:
+        await reader.readuntil(b"abc")
+    else:
+        await until(lambda: server.driver.sessions == 1)
+    writer.close()
+    assert await until(lambda: server.driver.sessions == 0) < 1
+
+
+async def test_a_connection_that_is_reset_counts_as_left(given: Start, until: Until) -> None:
+    server = await given(b"abc", asyncio.Event())
+    reader, writer = await ask(server.url, {"prompt": "x", "stream": True})
+    await reader.readuntil(b"abc")
+    writer.transport.abort()
+    assert await until(lambda: server.driver.sessions == 0) < 1
+
+
+async def test_leaving_while_sending_the_request(given: Start, until: Until) -> None:
+    server = await given(b"abc", Finish("length", 0))
+    at = urlsplit(server.url)
+    _, writer = await asyncio.open_connection(at.hostname, at.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await until(lambda: len(server.service.recent) == 1)
+    assert server.service.recent[0].status == 499
+    assert server.driver.requests == []
+
+
+async def test_a_client_that_does_not_read_holds_up_nobody_and_may_still_leave(given: Start, until: Until) -> None:
+    stalled = await given(b"x" * 200_000, asyncio.Event())
+    _, writer = await ask(stalled.url, {"prompt": "x", "stream": True, "logprobs": 5, "max_tokens": 200})
+    await until(lambda: stalled.driver.sessions == 1)
+    assert (await stalled.client.get("/health")).status_code == 200
+    writer.transport.abort()
+    assert await until(lambda: stalled.driver.sessions == 0) < 2
