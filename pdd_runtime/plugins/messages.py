@@ -58,6 +58,9 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Where the source serves that transport."""
     epoch: str
     """The source's epoch; another one is refused."""
+    source: str = ""
+    """The source's pool: it tells edges apart that use one transport with different settings. Empty: the first
+    edge into this pool that uses the transport."""
     salt: str = ""
     priority: int = 0
     timeout: float = 60.0

@@ -1,0 +1,1 @@
+"""The worker process: an engine's host, and the KV agent beside the engine."""

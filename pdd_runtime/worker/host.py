@@ -1,0 +1,170 @@
+"""One worker: the engine's host, and everything beside the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import msgspec
+
+from pdd_runtime.errors import EngineError, GraphError, PddError
+from pdd_runtime.graph import Graph
+from pdd_runtime.kv import BlockStore, KvLayout
+from pdd_runtime.plugins import PluginManager, load_plugins
+from pdd_runtime.plugins.discovery import Discovery, Member
+from pdd_runtime.plugins.engine import Engine, EngineInfo, ModelSpec
+from pdd_runtime.plugins.lines import Lines
+from pdd_runtime.plugins.routing import WorkerKey
+from pdd_runtime.rpc import Greeting, Line, RpcServer
+from pdd_runtime.worker.activity import Activity
+from pdd_runtime.worker.agent import Agent
+from pdd_runtime.worker.service import Service
+from pdd_runtime.worker.source import Source
+from pdd_runtime.worker.store import WorkerStore
+from pdd_runtime.worker.transports import Transports
+
+log = logging.getLogger(__name__)
+
+State = Literal["starting", "ready", "draining"]
+
+
+class Worker:
+    """The `EngineHost` of its engine and the `TransportContext` of its transports. `start`, perhaps `drain`, `close`;
+    others see its state in discovery."""
+
+    def __init__(self, graph: Graph, key: WorkerKey, *, registry: str, secret: str, host: str) -> None:
+        """`registry`: the address that discovery is given. `host`: where message plane and transports listen."""
+        if key.pool not in graph.spec.pools:
+            raise GraphError(f'there is no pool "{key.pool}"', why=f"the pools are: {', '.join(graph.spec.pools)}")
+        self.graph, self.key = graph, key
+        self._pool = graph.spec.pools[key.pool]
+        self.cluster = self._pool.cluster
+        self._registry, self._secret, self._host = registry, secret, host
+        self._lines = Lines(graph, self.cluster)
+        greeting = Greeting(graph=graph.name, secret=secret, cluster=self.cluster, name=str(key), epoch=key.epoch)
+        self._server = RpcServer(greeting, self._lines.to)
+        self._activity = Activity()
+        self._failure: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
+        self._member: Member | None = None
+        # What exists from some point of `start` on.
+        self._store: WorkerStore | None = None
+        self._discovery: Discovery | None = None
+        self._engine: Engine | None = None
+        self._transports: Transports | None = None
+        self._agent: Agent | None = None
+
+    async def start(self) -> None:
+        """Load the model and serve. Raises a `PddError`; `close` it then, too."""
+        plugins = load_plugins()
+        self._engine = self._make_engine(plugins)
+        self._transports = Transports(self.graph, self.key.pool, plugins, self)
+        self._discovery = self._make_discovery(plugins)
+        endpoint = await self._server.start(self._host)
+        self._member = Member(
+            key=self.key,
+            role=self._pool.role,
+            cluster=self.cluster,
+            state="starting",
+            pid=os.getpid(),
+            endpoint=endpoint,
+        )
+        await self._discovery.register(self._member)
+        info = await self._start_engine(self._engine)
+        store = self._opened_store()
+        source = Source(store, info, self.key.epoch, self._activity)
+        self._agent = Agent(store, info, self.cluster, source)
+        addresses = await self._transports.serve(source, self._host)
+        Service(self._engine, store, self._agent, self._transports, self._activity, self.drain).register(self._server)
+        self._server.greeting = msgspec.structs.replace(self._server.greeting, fingerprint=info.fingerprint)
+        self._member = msgspec.structs.replace(self._member, transports=addresses, info=info)
+        await self._announce("ready")
+        log.info("%s is ready at %s: %s, %d blocks", self.key, endpoint, info.model, info.capacity_blocks)
+
+    async def failed_for_good(self) -> EngineError:
+        """Return when the engine can serve nothing more, with the reason."""
+        return await asyncio.shield(self._failure)
+
+    async def drain(self) -> None:
+        """Take nothing new; return when all that runs has ended, blocks that others still fetch from here included."""
+        assert self._engine is not None
+        assert self._agent is not None
+        await self._announce("draining")
+        self._agent.refuse(f"worker {self.key} is draining")
+        await self._engine.drain()
+        await self._agent.idle()
+
+    async def close(self) -> None:
+        """Leave discovery, end every request and transfer, free everything. Idempotent."""
+        if self._discovery is not None:
+            await self._step("discovery", self._discovery.close)
+        await self._step("message plane", self._server.close)
+        if self._agent is not None:
+            await self._step("KV agent", self._agent.close)
+        if self._transports is not None:
+            await self._step("transports", self._transports.close)
+        if self._engine is not None:
+            await self._step("engine", self._engine.close)
+        if self._store is not None and self._store.stats.used:
+            log.error("%d blocks are still in use after everything has ended", self._store.stats.used)
+
+    # For the engine.
+
+    def open_store(self, layout: KvLayout, blocks: int) -> BlockStore:
+        if self._store is not None:
+            raise EngineError("the engine opened its store twice")
+        self._store = WorkerStore(layout, blocks)
+        return self._store
+
+    def failed(self, error: EngineError) -> None:
+        if not self._failure.done():
+            self._failure.set_result(error)
+
+    # For the transports.
+
+    def line_to(self, cluster: str) -> Line | None:
+        return self._lines.to(cluster)
+
+    def _make_engine(self, plugins: PluginManager) -> Engine:
+        cls = plugins.engine(self._pool.engine.plugin)
+        where = f"spec.pools.{self.key.pool}.engine.config"
+        config = plugins.configure(cls, self._pool.engine.config, where=where)
+        return cls(config, ModelSpec(**self.graph.model_of(self.key.pool).model_dump()))
+
+    def _make_discovery(self, plugins: PluginManager) -> Discovery:
+        ref = self.graph.spec.discovery
+        cls = plugins.discovery(ref.plugin)
+        config = plugins.configure(cls, ref.config, where="spec.discovery.config")
+        return cls(config, self._registry, self._secret)
+
+    async def _start_engine(self, engine: Engine) -> EngineInfo:
+        try:
+            return await engine.start(self)
+        except PddError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"engine {engine.name} could not start",
+                where=f"worker {self.key}",
+                why=f"{type(error).__name__}: {error}",
+            ) from error
+
+    def _opened_store(self) -> WorkerStore:
+        if self._store is None:
+            raise EngineError(f"engine {self._pool.engine.plugin} opened no block store", where=f"worker {self.key}")
+        return self._store
+
+    async def _announce(self, state: State) -> None:
+        assert self._discovery is not None
+        assert self._member is not None
+        self._member = msgspec.structs.replace(self._member, state=state)
+        await self._discovery.register(self._member)
+
+    async def _step(self, what: str, close: Callable[[], Awaitable[None]]) -> None:
+        """One part that does not close must not keep the others from it."""
+        try:
+            await close()
+        except Exception:
+            log.exception("%s did not close", what)
