@@ -69,10 +69,11 @@ class GraphState:
         self._launcher = self.directory / "launcher.json"
 
     @staticmethod
-    def all() -> list[GraphState]:
-        """Those that have a state directory, running or not."""
+    def all(*, stopped: bool = False) -> list[GraphState]:
+        """Those that run, or whose launcher died; with `stopped` those, too, that were stopped in order."""
+        sign = "graph.json" if stopped else "launcher.json"
         try:
-            return [GraphState(path.name) for path in sorted(root().iterdir()) if (path / "launcher.json").exists()]
+            return [GraphState(path.name) for path in sorted(root().iterdir()) if (path / sign).exists()]
         except (FileNotFoundError, NotADirectoryError):
             return []
 

@@ -1,0 +1,162 @@
+"""The commands, their options and their help."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdd_runtime import __version__
+from pdd_runtime.cli.console import Consoles
+
+app = typer.Typer(
+    name="pdd-runtime",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Serve language models from a graph of prefill, relay and main-decode pools, over several datacenters.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or graph, 3 not running, 4 running already.",
+)
+
+
+class Format(StrEnum):
+    """How a listing is printed."""
+
+    table = "table"
+    json = "json"
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the graph; may be repeated. VALUE is YAML."),
+]
+GraphFile = Annotated[Path, typer.Argument(metavar="GRAPH", help="The graph's YAML file.")]
+Name = Annotated[
+    str | None, typer.Argument(metavar="[NAME|GRAPH]", help="A running graph's name, or its file. Default: the one.")
+]
+Output = Annotated[Format, typer.Option("--format", help="How to print it.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"pdd-runtime {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+@app.command(
+    epilog="Examples:  pdd-runtime up graphs/quickstart.yaml   |   "
+    "pdd-runtime up graphs/quickstart.yaml -d --wait --set spec.frontend.port=9000   |   "
+    'pdd-runtime up graphs/quickstart.yaml --ask "Why is the sky blue?"'
+)
+def up(
+    graph: GraphFile,
+    overrides: Overrides = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it in the background and return.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Like -d, but return when requests are answered.")] = False,
+    wait_timeout: Annotated[
+        float | None,
+        typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Fail when it takes longer to be ready."),
+    ] = None,
+    ask: Annotated[
+        str | None,
+        typer.Option("--ask", metavar="TEXT", help="When ready, ask this, stream the answer and draw its timeline."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer to --ask.")] = 128,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the processes' logs.")] = False,
+) -> None:
+    """Bring a graph up and keep it up. Ctrl-C drains it, a second Ctrl-C kills it."""
+    from pdd_runtime.cli.up import UpOptions, log_to, up_attached, up_detached
+    from pdd_runtime.cli.validate import load_checked
+    from pdd_runtime.launch import GraphState
+
+    consoles = Consoles()
+    loaded, plugins = load_checked(graph, overrides or [], consoles)
+    wait = wait or (detach and ask is not None)
+    options = UpOptions(wait, wait_timeout, ask, max_tokens, quiet)
+    if detach or wait:
+        code = asyncio.run(up_detached(loaded, options, consoles))
+    else:
+        log_to(GraphState(loaded.graph.name))
+        code = asyncio.run(up_attached(loaded, plugins, options, consoles))
+    raise typer.Exit(code)
+
+
+@app.command(epilog="Examples:  pdd-runtime ps   |   pdd-runtime ps quickstart --format json")
+def ps(name: Name = None, output: Output = Format.table) -> None:
+    """List the processes of a running graph."""
+    from pdd_runtime.cli.ps import ps as run
+
+    run(name, output is Format.json, Consoles())
+
+
+@app.command(epilog="Examples:  pdd-runtime logs   |   pdd-runtime logs main -f   |   pdd-runtime logs main/1 -n 20")
+def logs(
+    pool: Annotated[
+        str | None, typer.Argument(metavar="[POOL]", help="A pool, POOL/INDEX, `frontend` or `launcher`. Default: all.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the logs grow, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many lines of each log to begin with.")] = 50,
+    graph: Annotated[
+        str | None, typer.Option("--graph", "-g", metavar="NAME|GRAPH", help="Which graph. Default: the one running.")
+    ] = None,
+) -> None:
+    """Show what the processes of a graph have written."""
+    from pdd_runtime.cli.logs import logs as run
+
+    run(graph, pool, lines, follow, Consoles())
+
+
+@app.command(epilog="Examples:  pdd-runtime down   |   pdd-runtime down quickstart   |   pdd-runtime down --timeout 0")
+def down(
+    name: Name = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long running requests may go on.")
+    ] = 30.0,
+) -> None:
+    """Stop a graph. Afterwards none of its processes is left, even where its launcher was killed before."""
+    from pdd_runtime.cli.down import down as run
+
+    run(name, timeout, Consoles())
+
+
+@app.command(epilog="Example:  pdd-runtime validate graphs/quickstart.yaml --set spec.handoff.plugin=one-shot")
+def validate(graph: GraphFile, overrides: Overrides = None) -> None:
+    """Check a graph, and that the installed plugins can run it, and draw it."""
+    from pdd_runtime.cli.validate import validate as run
+
+    run(graph, overrides or [], Consoles())
+
+
+@app.command(epilog="Example:  pdd-runtime plugins --format json")
+def plugins(output: Output = Format.table) -> None:
+    """List the installed plugins, and what is wrong with broken ones."""
+    from pdd_runtime.cli.plugins import plugins as run
+
+    run(output is Format.json, Consoles())
+
+
+@app.command(epilog="Example:  pdd-runtime timeline req-5f2b6c7d8e9f0a1b")
+def timeline(
+    request: Annotated[
+        str, typer.Argument(metavar="ID", help="The request's id: the response header x-pdd-request-id.")
+    ],
+    graph: Annotated[
+        str | None, typer.Option("--graph", "-g", metavar="NAME|GRAPH", help="Which graph. Default: the one running.")
+    ] = None,
+    output: Output = Format.table,
+) -> None:
+    """Draw where a request's time went: prefill, KV transfers, relay, handoff, main."""
+    from pdd_runtime.cli.show_timeline import show_timeline
+
+    show_timeline(request, graph, output is Format.json, Consoles())

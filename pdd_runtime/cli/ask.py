@@ -1,0 +1,116 @@
+"""One question to a running graph: the answer as it streams, then its timeline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.text import Text
+
+from pdd_runtime.cli import timeline
+from pdd_runtime.cli.console import plain
+from pdd_runtime.clock import now
+from pdd_runtime.errors import PddError, RemoteError, RequestError
+
+_CONNECT = 5.0
+_NEXT = 120.0
+"""Seconds to wait for the next piece of an answer."""
+_SETTLED = 2.0
+"""Seconds for a request's timeline to get its end after the answer."""
+
+
+def client(url: str) -> httpx.AsyncClient:
+    # The frontend is on this host, or where the graph says: never behind the environment's proxy.
+    return httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(_NEXT, connect=_CONNECT), trust_env=False)
+
+
+async def model_name(url: str) -> str:
+    """The name of the model that is served."""
+    async with client(url) as http:
+        return str(_checked(await http.get("/v1/models"))["data"][0]["id"])
+
+
+def curl(url: str, model: str) -> str:
+    """A line to paste into a shell."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    return f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
+
+
+async def ask(console: Console, url: str, text: str, max_tokens: int) -> None:
+    """Print the answer piece by piece, then draw the timeline. Raises `PddError`."""
+    console.print(Text.assemble(("you: ", "bold"), text))
+    async with client(url) as http:
+        body = {
+            "model": await model_name(url),
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+        }
+        try:
+            async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                    _checked(answer)
+                async for piece in _pieces(answer):
+                    console.out(plain(piece), end="", highlight=False)
+                    console.file.flush()
+                request_id = answer.headers["x-pdd-request-id"]
+        except httpx.HTTPError as error:
+            raise _unreachable(url, error) from error
+        finally:
+            console.out("\n")
+        console.print(timeline.draw(await fetch_timeline(http, request_id, _SETTLED)))
+
+
+async def fetch_timeline(http: httpx.AsyncClient, request_id: str, patience: float = 0.0) -> dict[str, Any]:
+    """The timeline of a request, waiting for its end for up to `patience` seconds. Raises `RequestError` where there
+    is none."""
+    deadline = now() + patience
+    while True:
+        try:
+            body = _checked(await http.get(f"/pdd/requests/{request_id}"))
+        except httpx.HTTPError as error:
+            raise _unreachable(str(http.base_url), error) from error
+        ended = body["finish_reason"] is not None or body["error"] is not None
+        if ended or now() >= deadline:
+            return body
+        await asyncio.sleep(0.05)
+
+
+async def _pieces(answer: httpx.Response) -> AsyncIterator[str]:
+    async for line in answer.aiter_lines():
+        data = line.removeprefix("data: ")
+        if data == line or data == "[DONE]":
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise RemoteError(f"the answer broke off: {event['error']['message']}")
+        for choice in event["choices"]:
+            yield choice["delta"].get("content") or ""
+
+
+def _checked(answer: httpx.Response) -> dict[str, Any]:
+    if answer.is_success:
+        body: dict[str, Any] = answer.json()
+        return body
+    try:
+        message = str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = answer.text[:200]
+    kind: type[PddError] = RequestError if answer.is_client_error else RemoteError
+    raise kind(f"the frontend answered {answer.status_code}: {message}", where=str(answer.url))
+
+
+def _unreachable(url: str, error: httpx.HTTPError) -> PddError:
+    return RemoteError(
+        "the frontend cannot be reached",
+        where=url,
+        why=f"{type(error).__name__}: {error}".rstrip(": "),
+        fix="`pdd-runtime ps` shows whether it runs, `pdd-runtime logs frontend` what it says",
+    )

@@ -1,0 +1,19 @@
+"""`pdd-runtime down`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdd_runtime.cli.console import Consoles
+from pdd_runtime.cli.find import find
+from pdd_runtime.cli.live import LiveStatus
+from pdd_runtime.launch import down as stop
+
+
+def down(name: str | None, timeout: float, consoles: Consoles) -> None:
+    state = find(name)
+    with LiveStatus(consoles.out) as live:
+        forced = asyncio.run(stop(state, timeout, live.show))
+    for process in forced:
+        consoles.err.print(f"{process.pool}/{process.index} (pid {process.pid}) had to be ended", style="yellow")
+    consoles.out.print(f"graph {state.name} is down")

@@ -1,0 +1,46 @@
+"""Which graph a command means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pdd_runtime.errors import LaunchError
+from pdd_runtime.graph.document import read
+from pdd_runtime.launch import GraphState, NotRunningError
+
+
+class SeveralError(LaunchError):
+    """A command that means one graph found several."""
+
+    code = "several-graphs"
+
+
+def find(name: str | None, *, running: bool = True) -> GraphState:
+    """The graph of that name or file; without one, the only one that runs (or, with `running` false, else the only
+    one that ever ran). Raises `NotRunningError` and `SeveralError`."""
+    if name is not None:
+        return GraphState(_name_in(Path(name)) if _is_file(name) else name)
+    known = GraphState.all()
+    states = [state for state in known if state.running()] or known
+    if not states and not running:
+        states = GraphState.all(stopped=True)
+    if not states:
+        raise NotRunningError("no graph is running", fix="start one with `pdd-runtime up GRAPH`")
+    if len(states) > 1:
+        names = ", ".join(state.name for state in states)
+        raise SeveralError(f"several graphs are there: {names}", fix="name one of them")
+    return states[0]
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml", ".json")) or "/" in name
+
+
+def _name_in(path: Path) -> str:
+    """The name in a graph's file, be the rest of it right or wrong: it may have been edited since it was started."""
+    document = read(path)
+    metadata = document.data.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str):
+        raise LaunchError("the graph has no name", where=document.locate(("metadata",)), fix="name a running graph")
+    return name

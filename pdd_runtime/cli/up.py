@@ -1,0 +1,192 @@
+"""`pdd-runtime up`: in the foreground, or detached."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from pdd_runtime.cli.ask import ask, curl, model_name
+from pdd_runtime.cli.console import FAILED, OK, Consoles, plain
+from pdd_runtime.cli.live import LiveStatus, all_ready
+from pdd_runtime.cli.picture import ROLE_STYLE, picture
+from pdd_runtime.errors import ConnectionLost, LaunchError, PddError
+from pdd_runtime.graph import LoadedGraph
+from pdd_runtime.launch import (
+    ChildSpec,
+    GraphState,
+    GraphStatus,
+    Supervisor,
+    start_detached,
+    stopped_by_signals,
+    watch,
+)
+from pdd_runtime.plugins import PluginManager
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """What `up` was asked for, beside the graph."""
+
+    wait: bool
+    wait_timeout: float | None
+    """Seconds; None: as long as it takes."""
+    question: str | None
+    max_tokens: int
+    quiet: bool
+
+
+async def up_detached(loaded: LoadedGraph, options: UpOptions, consoles: Consoles) -> int:
+    """Start a launcher in the background; wait for it where asked to. Returns the exit code."""
+    state = GraphState(loaded.graph.name)
+    detached = await start_detached(loaded.graph, str(loaded.path), state)
+    if not options.wait:
+        consoles.out.print(f"graph {state.name} is starting; `pdd-runtime ps {state.name}` shows how far it is")
+        return OK
+    consoles.out.print(picture(loaded.graph))
+    try:
+        async with asyncio.timeout(options.wait_timeout):
+            with LiveStatus(consoles.out) as live:
+                status = await live.until_ready(watch(state))
+    except TimeoutError:
+        raise LaunchError(
+            f"graph {state.name} is not ready after {options.wait_timeout:g} s",
+            why=await _missing(state),
+            fix="it goes on starting: see `pdd-runtime ps` and `logs`, end it with `down`",
+        ) from None
+    except (ConnectionLost, LaunchError):
+        raise await detached.failure() from None
+    if status is None:
+        raise LaunchError(f"graph {state.name} was stopped while it started")
+    await _announce(consoles, status)
+    if options.question is not None:
+        await ask(consoles.out, status.url, options.question, options.max_tokens)
+    return OK
+
+
+async def up_attached(loaded: LoadedGraph, plugins: PluginManager, options: UpOptions, consoles: Consoles) -> int:
+    """Be the launcher until Ctrl-C. Returns the exit code."""
+    state = GraphState(loaded.graph.name)
+    supervisor = Supervisor(loaded.graph, plugins, state, str(loaded.path), _echo(consoles, options))
+    if state.running():
+        raise state.runs_already()
+    consoles.out.print(picture(loaded.graph))
+
+    def on_signal(count: int) -> None:
+        consoles.err.print(
+            "draining: running requests may end; Ctrl-C again kills" if count == 1 else "killing", style="yellow"
+        )
+
+    with stopped_by_signals(supervisor, on_signal):
+        running = asyncio.create_task(supervisor.run(), name="supervisor")
+        talking = asyncio.create_task(_talk(supervisor, options, consoles), name="conversation")
+        try:
+            await asyncio.wait([running, talking], return_when=asyncio.FIRST_COMPLETED)
+            if talking.done() and talking.exception() is not None:
+                supervisor.stop()
+            await running
+        finally:
+            talking.cancel()
+            await asyncio.wait([talking])
+    if not talking.cancelled():
+        return talking.result()
+    return OK
+
+
+async def _talk(supervisor: Supervisor, options: UpOptions, consoles: Consoles) -> int:
+    """What the user sees while the supervisor works. Returns the exit code for a stop in order."""
+    code = OK
+    try:
+        async with asyncio.timeout(options.wait_timeout):
+            with LiveStatus(consoles.out) as live:
+                status = await live.until_ready(supervisor.watch())
+    except TimeoutError:
+        raise LaunchError(
+            f"graph {supervisor.graph.name} is not ready after {options.wait_timeout:g} s",
+            why=_missing_of(supervisor.status()),
+            fix="see `pdd-runtime logs`; --wait-timeout gives it longer",
+        ) from None
+    if status is not None:
+        await _announce(consoles, status)
+        if options.question is not None:
+            code = await _ask_unless_stopped(supervisor, status.url, options, consoles)
+        if not supervisor.status().stopping:
+            consoles.out.print("Ctrl-C stops it.", style="dim")
+    async with AsyncExitStack() as stack:
+        drain: LiveStatus | None = None
+        async for now in supervisor.watch():
+            if now.stopping:
+                drain = drain or stack.enter_context(LiveStatus(consoles.out))
+                drain.show(now)
+    return code
+
+
+async def _ask_unless_stopped(supervisor: Supervisor, url: str, options: UpOptions, consoles: Consoles) -> int:
+    """A question that fails leaves the graph up, so that it can be looked at."""
+    assert options.question is not None
+    asking = asyncio.create_task(ask(consoles.out, url, options.question, options.max_tokens), name="ask")
+    stopping = asyncio.create_task(_until_stopping(supervisor.watch()), name="stopping")
+    try:
+        await asyncio.wait([asking, stopping], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (asking, stopping):
+            task.cancel()
+        await asyncio.wait([asking, stopping])
+    try:
+        if not asking.cancelled():
+            asking.result()
+    except PddError as error:
+        consoles.error(error)
+        return FAILED
+    return OK
+
+
+async def _until_stopping(statuses: AsyncIterator[GraphStatus]) -> None:
+    async for status in statuses:
+        if status.stopping:
+            return
+
+
+async def _announce(consoles: Consoles, status: GraphStatus) -> None:
+    out = consoles.out
+    out.print(Text.assemble(("ready: ", "bold green"), (status.url, "bold underline")))
+    out.print(curl(status.url, await model_name(status.url)), soft_wrap=True, markup=False)
+
+
+def _echo(consoles: Consoles, options: UpOptions) -> Callable[[ChildSpec, str], None]:
+    """Every line of every process, with a prefix; none where a question's answer is to be read."""
+
+    def echo(spec: ChildSpec, line: str) -> None:
+        prefix = f"{spec!s:>{width}} | "
+        consoles.out.print(Text.assemble((prefix, ROLE_STYLE[spec.role]), plain(line)), soft_wrap=True)
+
+    width = 12
+    return (lambda spec, line: None) if options.quiet or options.question is not None else echo
+
+
+async def _missing(state: GraphState) -> str:
+    async for status in watch(state):
+        return _missing_of(status)
+    return ""
+
+
+def _missing_of(status: GraphStatus) -> str:
+    """What a graph that is not ready still lacks."""
+    processes = [
+        f"{process.pool}/{process.index} is {process.state}" + (f" ({process.note})" if process.note else "")
+        for process in status.processes
+        if process.state != "ready"
+    ]
+    return "; ".join(processes) or status.why_not_ready or ("" if all_ready(status) else "no process is there")
+
+
+def log_to(state: GraphState) -> None:
+    """What this process itself has to say goes to the launcher's log, not between the lines of the terminal."""
+    state.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    logging.basicConfig(
+        filename=state.launcher_log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
