@@ -179,6 +179,7 @@ class Session:
             transport=transport,
             endpoint=giver.member.transports.get(transport, ""),
             epoch=giver.key.epoch,
+            source=giver.key.pool,
             salt=self.request.salt,
             timeout=deadlines.FETCH,
         )
