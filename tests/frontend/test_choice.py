@@ -17,7 +17,7 @@ def answer(
     """Push all, and take after those tokens where `flushes` says so."""
     choice = Choice(language, stops, entries=True)
     text, entries = "", []
-    items = [*(Token(i, id, -float(i)) for i, id in enumerate(ids)), Finish("length", 3)]
+    items: list[Token | Finish] = [*(Token(i, id, -float(i)) for i, id in enumerate(ids)), Finish("length", 3)]
     for i, item in enumerate(items):
         done = choice.push(item)
         if done or (flushes and flushes[i % len(flushes)]):
