@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
+from pdd_runtime.discovery import RegistryServer
 from pdd_runtime.errors import TransferError
+from pdd_runtime.graph import loads
 from pdd_runtime.kv import KvLayout, chain, seed
-from pdd_runtime.plugins.engine import Capabilities, EngineInfo
-from pdd_runtime.plugins.messages import Fetched, FetchEvent, Fetching, FetchRequest
+from pdd_runtime.plugins.discovery import Member
+from pdd_runtime.plugins.engine import Capabilities, EngineInfo, Load
+from pdd_runtime.plugins.messages import Empty, Fetched, FetchEvent, Fetching, FetchRequest
+from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.plugins.transport import (
     BlockSink,
     BlockSource,
@@ -26,6 +33,7 @@ from pdd_runtime.plugins.transport import (
     TransferReport,
     Transport,
 )
+from pdd_runtime.rpc import Greeting, RpcConnection, RpcServer, connect
 from pdd_runtime.worker.activity import Activity
 from pdd_runtime.worker.agent import Agent
 from pdd_runtime.worker.source import Source
@@ -254,3 +262,136 @@ def make_request() -> Callable[..., FetchRequest]:
 @pytest.fixture
 def eventually() -> Callable[..., object]:
     return until
+
+
+# Real workers
+
+
+GRAPH = """
+apiVersion: pdd/v1alpha1
+kind: InferenceGraph
+metadata: {name: tested}
+spec:
+  model: {source: script}
+  clusters: {dc-a: {}, dc-b: {}}
+  links:
+    wan: {between: [dc-a, dc-b], bandwidth: 10Gbit/s, rtt: 2ms, streams: 2}
+  pools:
+    prefill: {role: prefill, cluster: dc-a, engine: {plugin: scripted, config: {}}}
+    main: {role: main, cluster: dc-b, engine: {plugin: scripted, config: {}}}
+  edges:
+    - {from: prefill, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
+"""
+SECRET = "a secret of this test"
+FRONT = Greeting(graph="tested", secret=SECRET, cluster="dc-a", name="frontend/0")
+
+
+class WorkerProcess:
+    """One worker and a connection to it, as a driver has it."""
+
+    def __init__(
+        self, key: WorkerKey, process: asyncio.subprocess.Process, log: Path, registry: RegistryServer
+    ) -> None:
+        self.key, self.process, self.log, self._registry = key, process, log, registry
+        self._connections: list[RpcConnection] = []
+
+    @property
+    def member(self) -> Member | None:
+        return next((member for member in self._registry.members() if member.key == self.key), None)
+
+    async def state(self, state: str) -> Member:
+        """Wait until it shows itself in this state."""
+        async with asyncio.timeout(20):
+            while True:
+                version = self._registry.version
+                member = self.member
+                if member is not None and member.state == state:
+                    return member
+                if self.process.returncode is not None:
+                    raise AssertionError(f"{self.key} ended with {self.process.returncode}:\n{self.log.read_text()}")
+                try:
+                    async with asyncio.timeout(0.1):
+                        await self._registry.changed(version)
+                except TimeoutError:
+                    pass
+
+    async def connect(self) -> RpcConnection:
+        member = await self.state("ready")
+        connection = await connect(member.endpoint, FRONT)
+        self._connections.append(connection)
+        return connection
+
+    async def ended(self, seconds: float = 10.0) -> int:
+        async with asyncio.timeout(seconds):
+            return await self.process.wait()
+
+    async def load(self) -> Load:
+        return await self._connections[0].call("engine.load", Empty(), Load, timeout=5)
+
+    async def unused(self) -> None:
+        """No block in use, no session left; with patience for what is just being cancelled."""
+        async with asyncio.timeout(5):
+            while (load := await self.load()).blocks_used or load.sessions or load.running or load.waiting:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        for connection in self._connections:
+            await connection.close()
+        if self.process.returncode is None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            try:
+                await self.ended()
+            except TimeoutError:
+                self.process.kill()
+                await self.process.wait()
+                raise AssertionError(f"{self.key} did not end at EOF:\n{self.log.read_text()}") from None
+        assert "still in use" not in self.log.read_text()
+
+
+class Cluster:
+    """A registry in this process, and workers that find it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.workers: list[WorkerProcess] = []
+        self.server = RpcServer(Greeting(graph="tested", secret=SECRET, cluster="", name="launcher"))
+        self.registry = RegistryServer(self.server)
+        self.address = ""
+
+    async def start(self, pool: str, *overrides: str, connect: bool = True) -> WorkerProcess:
+        """A worker of the graph, with `--set`; ready and connected to unless told otherwise."""
+        number = len(self.workers)
+        key = WorkerKey(pool, number, f"epoch-{number}")
+        graph = self.directory / f"graph-{number}.json"
+        graph.write_text(loads(GRAPH, overrides).to_json())
+        log = self.directory / f"{number}.log"
+        with log.open("wb") as stderr:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "pdd_runtime.worker", "--graph", str(graph), "--pool", pool, "--index", str(number)),
+                *("--epoch", key.epoch, "--discovery", self.address),
+                stdin=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "PDD_SECRET": SECRET, "PDD_PLUGINS": "local-discovery,scripted,tcp"},
+            )
+        worker = WorkerProcess(key, process, log, self.registry)
+        self.workers.append(worker)
+        if connect:
+            await worker.connect()
+        return worker
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    cluster.address = await cluster.server.start("127.0.0.1")
+    try:
+        yield cluster
+    finally:
+        results = await asyncio.gather(*(worker.stop() for worker in cluster.workers), return_exceptions=True)
+        cluster.registry.close()
+        await cluster.server.close()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
