@@ -346,7 +346,9 @@ class WorkerProcess:
                 self.process.kill()
                 await self.process.wait()
                 raise AssertionError(f"{self.key} did not end at EOF:\n{self.log.read_text()}") from None
-        assert "still in use" not in self.log.read_text()
+        log = self.log.read_text()
+        assert "still in use" not in log, log
+        assert "Traceback" not in log, log
 
 
 class Cluster:
@@ -358,10 +360,11 @@ class Cluster:
         self.server = RpcServer(Greeting(graph="tested", secret=SECRET, cluster="", name="launcher"))
         self.registry = RegistryServer(self.server)
         self.address = ""
+        self._started = 0
 
     async def start(self, pool: str, *overrides: str, connect: bool = True) -> WorkerProcess:
         """A worker of the graph, with `--set`; ready and connected to unless told otherwise."""
-        number = len(self.workers)
+        number, self._started = self._started, self._started + 1
         key = WorkerKey(pool, number, f"epoch-{number}")
         graph = self.directory / f"graph-{number}.json"
         graph.write_text(loads(GRAPH, overrides).to_json())

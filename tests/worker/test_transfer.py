@@ -93,7 +93,8 @@ def ids(decoded: list[Any]) -> tuple[int, ...]:
 
 
 async def start(cluster: Any, *overrides: str) -> Route:
-    return await Route(await cluster.start("prefill", *overrides), await cluster.start("main", *overrides)).connect()
+    prefill, main = await asyncio.gather(cluster.start("prefill", *overrides), cluster.start("main", *overrides))
+    return await Route(prefill, main).connect()
 
 
 async def test_main_decodes_on_kv_that_came_while_prefill_ran(cluster: Any) -> None:
