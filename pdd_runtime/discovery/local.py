@@ -40,7 +40,8 @@ class LocalDiscovery(Discovery):
     def __init__(self, config: BaseModel, address: str, secret: str) -> None:
         super().__init__(config, address, secret)
         self._greeting = Greeting(graph="", secret=secret, cluster="", name=f"discovery of process {os.getpid()}")
-        self._mine: dict[WorkerKey, Registration] = {}
+        self._mine: dict[WorkerKey, Member] = {}
+        self._born: dict[WorkerKey, float] = {}
         self._connection: RpcConnection | None = None
         self._connecting = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
@@ -49,8 +50,7 @@ class LocalDiscovery(Discovery):
     async def register(self, member: Member) -> None:
         """See the contract. Returns when the registry knows it. Raises `DeadlineExceeded` when the registry is
         away for long (it is still told as soon as it is back), `LaunchError` when a newer epoch stands there."""
-        born = self._mine[member.key].born if member.key in self._mine else now()
-        self._mine[member.key] = Registration(member, born)
+        self._mine[member.key] = member
         if self._keeper is None:
             self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="discovery renewals")
         try:
@@ -67,12 +67,10 @@ class LocalDiscovery(Discovery):
             ) from None
 
     async def renew(self, member: Member) -> None:
-        connection = await self._connect()
-        known = self._mine.get(member.key)
-        await self._renew(connection, Registration(member, known.born if known else now()))
+        await self._renew(await self._connect(), member)
 
-    async def _renew(self, connection: RpcConnection, registration: Registration) -> None:
-        member = registration.member
+    async def _renew(self, connection: RpcConnection, member: Member) -> None:
+        registration = Registration(member, self._born.setdefault(member.key, now()))
         receipt = await connection.call("discovery.register", registration, Receipt, timeout=self.ttl)
         if not receipt.accepted:
             self._mine.pop(member.key, None)
@@ -85,6 +83,7 @@ class LocalDiscovery(Discovery):
 
     async def unregister(self, key: WorkerKey) -> None:
         self._mine.pop(key, None)
+        self._born.pop(key, None)
         try:
             async with asyncio.timeout(UNREGISTER_TIMEOUT):
                 connection = await self._connect()

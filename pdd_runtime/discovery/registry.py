@@ -141,11 +141,10 @@ class RegistryServer:
 
     def _expire(self, due: float) -> None:
         time = now()
-        late = time - due
-        if late > self.ttl / 4:
+        if time - due > self.ttl / 4:
             # This process was stopped or starved, so renewals lie unread: the members are not to blame.
             for lease in self._leases.values():
-                lease.expires_at += late
+                lease.expires_at = time + self.ttl
         dead = [slot for slot, lease in self._leases.items() if lease.expires_at <= time]
         for slot in dead:
             del self._leases[slot]

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import ConnectionLost, RpcError
+from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, RpcError
 from pdd_runtime.rpc import Greeting, Heartbeat, Line, RpcConnection, RpcContext, RpcServer, connect
-from pdd_runtime.rpc.frames import FRAME_LIMIT, Hello, encode
+from pdd_runtime.rpc.frames import FRAME_LIMIT, Call, Hello, encode, pack
 
 Dial = Callable[..., Awaitable[RpcConnection]]
 Make = Callable[..., Greeting]
@@ -175,6 +175,42 @@ async def test_a_server_that_talks_nonsense_ends_the_connection_with_a_reason(gr
         await connection.call("echo", 0, int, timeout=5)
     await connection.close()
     listener.close()
+
+
+async def test_a_server_that_answers_nothing_is_given_up_at_the_deadline(greeting: Make) -> None:
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode(Hello(greeting("main/0"))))
+        await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(mute, "127.0.0.1", 0)
+    connection = await connect(f"127.0.0.1:{listener.sockets[0].getsockname()[1]}", greeting())
+    with pytest.raises(DeadlineExceeded, match=r"echo did not answer in 0\.1 s"):
+        await connection.call("echo", 0, int, timeout=0.1)
+    with pytest.raises(DeadlineExceeded, match=r"count did not end in 0\.1 s"):
+        await anext(connection.stream("count", 0, int, timeout=0.1))
+    await connection.close()
+    listener.close()
+
+
+async def test_a_client_that_gives_up_nothing_is_stopped_at_its_deadline(server: RpcServer, greeting: Make) -> None:
+    ended = asyncio.Event()
+
+    async def hang(params: int, context: RpcContext) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.set()
+
+    server.unary("hang", int, hang)
+    host, port = (await server.start("127.0.0.1")).split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(encode(Hello(greeting("frontend/0"))))
+    await reader.read(100)
+    writer.write(encode(Call(1, "hang", pack(0), 0.1, False)))
+    await asyncio.wait_for(ended.wait(), 5)
+    assert b"deadline" in await reader.read(1000)
+    writer.close()
 
 
 async def test_a_client_that_breaks_the_protocol_ends_only_its_own_connection(server: RpcServer, dial: Dial) -> None:

@@ -1,0 +1,130 @@
+"""A registry that can be taken away and brought back at the same address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from pdd_runtime.discovery import LocalDiscovery, RegistryServer
+from pdd_runtime.discovery.local import LocalConfig
+from pdd_runtime.plugins.discovery import Member
+from pdd_runtime.plugins.routing import WorkerKey
+from pdd_runtime.rpc import Greeting, RpcServer
+
+SECRET = "hush-hush"
+TTL = 0.6
+
+
+class QuickDiscovery(LocalDiscovery):
+    """Of few patience, for short tests."""
+
+    ttl = TTL
+
+
+class Site:
+    """One launcher's registry, and the discoveries of the processes around it."""
+
+    address: str = ""
+    registry: RegistryServer
+
+    def __init__(self) -> None:
+        self._discoveries: list[LocalDiscovery] = []
+        self._server: RpcServer | None = None
+
+    async def up(self) -> None:
+        self._server = RpcServer(Greeting(graph="g", secret=SECRET, cluster="dc-a", name="launcher"))
+        self.registry = RegistryServer(self._server, ttl=TTL)
+        port = int(self.address.rpartition(":")[2] or 0)
+        self.address = await self._server.start("127.0.0.1", port)
+
+    async def down(self) -> None:
+        assert self._server is not None
+        self.registry.close()
+        await self._server.close()
+        self._server = None
+
+    def discovery(self, secret: str = SECRET) -> LocalDiscovery:
+        """As another process has it."""
+        discovery = QuickDiscovery(LocalConfig(), self.address, secret)
+        self._discoveries.append(discovery)
+        return discovery
+
+    async def close(self) -> None:
+        for discovery in self._discoveries:
+            await discovery.close()
+        if self._server is not None:
+            await self.down()
+
+    async def shows(self, *keys: str) -> None:
+        """Wait until the registry has exactly these, as pool/index:epoch."""
+        async with asyncio.timeout(5):
+            version = self.registry.version
+            while [named(member) for member in self.registry.members()] != list(keys):
+                version = await self.registry.changed(version)
+
+
+def named(member: Member) -> str:
+    """As the tests write it: pool/index:epoch, and the state unless it is ready."""
+    return f"{member.key}:{member.key.epoch}" + ("" if member.state == "ready" else f" {member.state}")
+
+
+@pytest.fixture
+def member() -> Callable[..., Member]:
+    def make(pool: str = "main", index: int = 0, epoch: str = "e1", state: Any = "ready") -> Member:
+        return Member(
+            key=WorkerKey(pool, index, epoch),
+            role="main",
+            cluster="dc-a",
+            state=state,
+            pid=1,
+            endpoint="127.0.0.1:1",
+        )
+
+    return make
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    site = Site()
+    await site.up()
+    yield site
+    await site.close()
+
+
+class Views:
+    """What one watcher has been shown; the last view can be waited for."""
+
+    def __init__(self, discovery: LocalDiscovery) -> None:
+        self.all: list[list[str]] = []
+        self.last: tuple[Member, ...] = ()
+        self._new = asyncio.Event()
+        self.task = asyncio.create_task(self._read(discovery))
+
+    async def _read(self, discovery: LocalDiscovery) -> None:
+        async for members in discovery.watch():
+            self.last = members
+            self.all.append([named(member) for member in members])
+            self._new.set()
+
+    async def until(self, *keys: str, timeout: float = 5.0) -> None:
+        async with asyncio.timeout(timeout):
+            while not self.all or self.all[-1] != list(keys):
+                self._new.clear()
+                await self._new.wait()
+
+
+@pytest.fixture
+async def watch() -> AsyncIterator[Callable[[LocalDiscovery], Views]]:
+    watching: list[Views] = []
+
+    def start(discovery: LocalDiscovery) -> Views:
+        watching.append(Views(discovery))
+        return watching[-1]
+
+    yield start
+    for views in watching:
+        views.task.cancel()
+        await asyncio.wait([views.task])
