@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import ClassVar, Literal
 
 import xxhash
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, CapacityError, EngineError, PddError, RequestError
@@ -33,40 +33,11 @@ from pdd_runtime.plugins.engine import (
 )
 from pdd_runtime.plugins.hookspecs import hookimpl
 from pdd_runtime.testing import byte_tokenizer
+from pdd_runtime.testing.scripted_config import ScriptedConfig
 from pdd_runtime.testing.toy_model import ToyModel
 from pdd_runtime.testing.toy_sequence import ToySequence
 
 _LAYERS = 2
-
-
-class ScriptedConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
-    """How the scripted engine behaves."""
-
-    vocab_size: int = Field(byte_tokenizer.SIZE, ge=byte_tokenizer.SIZE)
-    """Prompts may hold ids below this; the tokenizer knows the first 258."""
-    alphabet: Literal["ascii", "bytes"] = "ascii"
-    """What it answers with: printable characters, or any bytes (which are seldom whole UTF-8)."""
-    eos_every: int | None = Field(None, ge=1)
-    """The token at every position that this divides is the end token."""
-    token_bytes: int = Field(128, ge=16, multiple_of=16)
-    """Bytes of KV a token."""
-    block_size: int = Field(16, ge=1)
-    capacity_blocks: int = Field(1024, ge=1)
-    context_length: int = Field(8192, ge=2)
-    batch_limit: int = Field(16, ge=1)
-    """Requests that are computed at once; the others wait in order."""
-    chunk: int = Field(64, ge=1)
-    """Tokens of known text computed in one pass."""
-    prefill_rate: float | None = Field(None, gt=0)
-    """Known tokens computed in a second, for each request; none: at once."""
-    token_time: float = Field(0.0, ge=0)
-    """Seconds for each token it makes."""
-    start_time: float = Field(0.0, ge=0)
-    """Seconds to start."""
-    start_error: str = ""
-    """Fail to start, with this message."""
-    crash_after: int | None = Field(None, ge=1)
-    """Fail for good after so many tokens."""
 
 
 class _Request:

@@ -10,7 +10,8 @@ from pdd_runtime.errors import EngineError
 from pdd_runtime.plugins.engine import Engine, ModelSpec, Sampling
 from pdd_runtime.testing.engine_harness import EngineHarness, StoreHost
 from pdd_runtime.testing.engine_suite import EngineConformance
-from pdd_runtime.testing.scripted import ScriptedConfig, ScriptedEngine
+from pdd_runtime.testing.scripted import ScriptedEngine
+from pdd_runtime.testing.scripted_config import ScriptedConfig
 
 
 def scripted(**config: object) -> ScriptedEngine:
