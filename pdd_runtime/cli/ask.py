@@ -32,7 +32,7 @@ def client(url: str) -> httpx.AsyncClient:
 async def model_name(url: str) -> str:
     """The name of the model that is served."""
     async with client(url) as http:
-        return str(_checked(await http.get("/v1/models"))["data"][0]["id"])
+        return str((await _get(http, "/v1/models"))["data"][0]["id"])
 
 
 def curl(url: str, model: str) -> str:
@@ -73,10 +73,7 @@ async def fetch_timeline(http: httpx.AsyncClient, request_id: str, patience: flo
     is none."""
     deadline = now() + patience
     while True:
-        try:
-            body = _checked(await http.get(f"/pdd/requests/{request_id}"))
-        except httpx.HTTPError as error:
-            raise _unreachable(str(http.base_url), error) from error
+        body = await _get(http, f"/pdd/requests/{request_id}")
         ended = body["finish_reason"] is not None or body["error"] is not None
         if ended or now() >= deadline:
             return body
@@ -93,6 +90,13 @@ async def _pieces(answer: httpx.Response) -> AsyncIterator[str]:
             raise RemoteError(f"the answer broke off: {event['error']['message']}")
         for choice in event["choices"]:
             yield choice["delta"].get("content") or ""
+
+
+async def _get(http: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    try:
+        return _checked(await http.get(path))
+    except httpx.HTTPError as error:
+        raise _unreachable(str(http.base_url), error) from error
 
 
 def _checked(answer: httpx.Response) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pdd_runtime.errors import GraphError, PddError, PluginError
+from pdd_runtime.errors import GraphError, LaunchError, PddError, PluginError
 from pdd_runtime.launch import AlreadyRunningError, NotRunningError
 
 OK, FAILED, USAGE, NOT_RUNNING, ALREADY_RUNNING = 0, 1, 2, 3, 4
@@ -21,6 +21,12 @@ OK, FAILED, USAGE, NOT_RUNNING, ALREADY_RUNNING = 0, 1, 2, 3, 4
 
 _WIDTH = 160
 """Of what is no terminal."""
+
+
+class SeveralGraphsError(LaunchError):
+    """A command that means one graph found several."""
+
+    code = "several-graphs"
 
 
 def _console(*, stderr: bool) -> Console:
@@ -53,7 +59,7 @@ def exit_code(error: PddError) -> int:
         return NOT_RUNNING
     if isinstance(error, AlreadyRunningError):
         return ALREADY_RUNNING
-    return USAGE if isinstance(error, (GraphError, PluginError)) else FAILED
+    return USAGE if isinstance(error, (GraphError, PluginError, SeveralGraphsError)) else FAILED
 
 
 def plain(text: str) -> str:

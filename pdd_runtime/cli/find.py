@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pdd_runtime.cli.console import SeveralGraphsError
 from pdd_runtime.errors import LaunchError
 from pdd_runtime.graph.document import read
 from pdd_runtime.launch import GraphState, NotRunningError
 
 
-class SeveralError(LaunchError):
-    """A command that means one graph found several."""
-
-    code = "several-graphs"
-
-
 def find(name: str | None, *, running: bool = True) -> GraphState:
     """The graph of that name or file; without one, the only one that runs (or, with `running` false, else the only
-    one that ever ran). Raises `NotRunningError` and `SeveralError`."""
+    one that ever ran). Raises `NotRunningError` and `SeveralGraphsError`."""
     if name is not None:
         return GraphState(_name_in(Path(name)) if _is_file(name) else name)
     known = GraphState.all()
@@ -28,7 +23,7 @@ def find(name: str | None, *, running: bool = True) -> GraphState:
         raise NotRunningError("no graph is running", fix="start one with `pdd-runtime up GRAPH`")
     if len(states) > 1:
         names = ", ".join(state.name for state in states)
-        raise SeveralError(f"several graphs are there: {names}", fix="name one of them")
+        raise SeveralGraphsError(f"several graphs are there: {names}", fix="name one of them")
     return states[0]
 
 

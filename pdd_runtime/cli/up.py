@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -186,7 +186,8 @@ def _missing_of(status: GraphStatus) -> str:
 
 def log_to(state: GraphState) -> None:
     """What this process itself has to say goes to the launcher's log, not between the lines of the terminal."""
-    state.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    logging.basicConfig(
-        filename=state.launcher_log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    with suppress(OSError):  # `up` is about to say so itself
+        state.make()
+        logging.basicConfig(
+            filename=state.launcher_log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+        )

@@ -19,6 +19,8 @@ from pdd_runtime.rpc import Greeting, RpcConnection, connect
 
 _TIMEOUT = 5.0
 _POLL = 0.1
+_WEDGED = 2.0
+"""Seconds that a launcher which does not answer gets to end, in case it was about to."""
 
 
 class NotRunningError(LaunchError):
@@ -65,9 +67,8 @@ async def down(
     if launcher is None:
         raise not_running(state)
     if launcher.alive:
-        with suppress(PddError):
-            await _ask_down(state, patience, on_status)
-        deadline = now() + patience + 2 * WORKER_PATIENCE
+        stops = await _ask_down(state, patience, on_status)
+        deadline = now() + (patience + 2 * WORKER_PATIENCE if stops else _WEDGED)
         while launcher.alive and now() < deadline:
             # Its record of processes changes while it lives; the last one counts when it must be killed.
             launcher = state.launcher() or launcher
@@ -79,12 +80,18 @@ async def down(
     return forced
 
 
-async def _ask_down(state: GraphState, patience: float, on_status: Callable[[GraphStatus], None]) -> None:
-    async with _connected(state) as connection:
-        await connection.call("launch.down", Down(patience), type(None), timeout=_TIMEOUT)
-        async with connection.stream("launch.watch", Empty(), GraphStatus, timeout=patience) as statuses:
-            async for status in statuses:
-                on_status(status)
+async def _ask_down(state: GraphState, patience: float, on_status: Callable[[GraphStatus], None]) -> bool:
+    """Whether the launcher took it; if so, shows how it goes until the launcher hangs up."""
+    stops = False
+    with suppress(PddError):
+        async with _connected(state) as connection:
+            await connection.call("launch.down", Down(patience), type(None), timeout=_TIMEOUT)
+            stops = True
+            limit = patience + WORKER_PATIENCE
+            async with connection.stream("launch.watch", Empty(), GraphStatus, timeout=limit) as statuses:
+                async for status in statuses:
+                    on_status(status)
+    return stops
 
 
 @asynccontextmanager

@@ -74,7 +74,7 @@ async def start_detached(graph: Graph, source: str, state: GraphState) -> Detach
     if state.running():
         raise state.runs_already()
     try:
-        state.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state.make()
         log = state.launcher_log.open("wb")
     except OSError as error:
         raise LaunchError(

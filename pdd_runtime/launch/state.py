@@ -77,6 +77,11 @@ class GraphState:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def make(self) -> None:
+        """The directories, for the user alone. Raises `OSError`."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.logs.mkdir(mode=0o700, exist_ok=True)
+
     def log(self, pool: str, index: int) -> Path:
         return self.logs / f"{pool}-{index}.log"
 
@@ -107,7 +112,7 @@ class GraphState:
     def hold(self) -> Iterator[None]:
         """Be the graph's only launcher. The kernel lets go of it however the process ends. Raises `LaunchError`."""
         try:
-            self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.make()
             lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise LaunchError(

@@ -1,0 +1,164 @@
+"""One graph that runs, and every command that looks at it or troubles it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.cli.shell import GRAPH, Cli, read_until, running, until
+
+KEYS = ["pool", "index", "role", "cluster", "pid", "epoch", "state", "endpoint"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def up(cli: Cli) -> Iterator[str]:
+    """The output of `up`."""
+    done = cli("up", cli.write(), "-d", "--wait", "--wait-timeout", "60")
+    assert (done.code, done.err) == (0, "")
+    yield done.out
+    pids = cli.pids()
+    done = cli("down")
+    assert (done.code, done.err) == (0, "")
+    assert "frontend/0 draining" in done.out
+    assert "graph demo is down" in done.out
+    assert [pid for pid in pids if running(pid)] == []
+    assert cli("ps").code == 3
+    assert "is ready" in cli("logs", "main", "-g", "demo").out
+
+
+def url(cli: Cli) -> str:
+    return str(cli.launcher()["url"])
+
+
+def ready(cli: Cli) -> bool:
+    return httpx.get(f"{url(cli)}/ready").is_success
+
+
+def test_up_shows_the_graph_its_start_and_how_to_use_it(cli: Cli, up: str) -> None:
+    assert "dc-a" in up.splitlines()[1]
+    assert up.index("main/0 starting") < up.index("main/0 ready") < up.index(f"ready: {url(cli)}")
+    curl = up.splitlines()[-1]
+    assert curl.startswith(f"curl -N {url(cli)}/v1/chat/completions ")
+    answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=30, check=True)
+    assert answer.stdout.rstrip().endswith("data: [DONE]")
+
+
+def test_ps_lists_every_process_the_frontend_among_them(cli: Cli) -> None:
+    listed = cli.ps("demo")
+    assert [list(process) for process in listed] == [KEYS, KEYS]
+    main, frontend = listed
+    assert (main["pool"], main["index"], main["role"], main["cluster"], main["state"]) == (
+        *("main", 0, "aggregated", "dc-a", "ready"),
+    )
+    assert (frontend["pool"], frontend["role"], frontend["endpoint"]) == ("frontend", "frontend", url(cli))
+    assert sorted([main["pid"], frontend["pid"]]) == sorted(cli.pids()[1:])
+    assert main["epoch"] != frontend["epoch"]
+
+
+def test_ps_takes_a_name_a_file_or_nothing(cli: Cli) -> None:
+    tables = [cli("ps", *argument).out for argument in ([], ["demo"], ["demo.yaml"])]
+    assert tables[0] == tables[1] == tables[2]
+    assert "demo" in tables[0]
+    assert "ready" in tables[0]
+    unknown = cli("ps", "dmeo")
+    assert (unknown.code, unknown.out) == (3, "")
+    assert unknown.err.startswith("error: graph dmeo is not running")
+
+
+def test_a_second_up_is_refused_and_says_who_runs_it(cli: Cli) -> None:
+    for arguments in (["-d"], []):
+        second = cli("up", "demo.yaml", *arguments)
+        assert second.code == 4
+        assert second.err.startswith("error: graph demo is running already\n  why: its launcher is process ")
+        assert url(cli) in second.err
+    assert ready(cli)
+
+
+def test_a_port_in_use_is_told_at_once_and_nothing_is_left(cli: Cli) -> None:
+    port = url(cli).rpartition(":")[2]
+    override = ["--set", f"spec.frontend.port={port}", "--set", "metadata.name=other"]
+    for arguments in (["-d", "--wait"], []):
+        other = cli("up", "demo.yaml", *arguments, *override)
+        assert other.code == 1
+        assert "error: frontend/0 cannot start" in other.err
+        assert "another process listens there" in other.err
+        assert "--set spec.frontend.port=" in other.err
+        assert not (cli.directory / "state" / "other" / "launcher.json").exists()
+
+
+def test_logs_come_with_a_prefix_for_all_or_for_one(cli: Cli) -> None:
+    every = cli("logs").out
+    assert "    main/0 | " in every
+    assert "frontend/0 | " in every
+    one = cli("logs", "main/0", "-n", "1").out.splitlines()
+    assert len(one) == 1
+    assert one[0].startswith("main/0 | ")
+    unknown = cli("logs", "mian")
+    assert unknown.code == 1
+    assert 'did you mean "main"?' in unknown.err
+
+
+def test_a_requests_timeline_is_drawn(cli: Cli) -> None:
+    body = {"model": "toy", "prompt": "Hello", "max_tokens": 4}
+    request_id = httpx.post(f"{url(cli)}/v1/completions", json=body).headers["x-pdd-request-id"]
+    drawn = cli("timeline", request_id)
+    assert drawn.code == 0
+    assert "main tokens" in drawn.out
+    assert "4 tokens" in drawn.out
+    assert json.loads(cli("timeline", request_id, "--format", "json").out)["id"] == request_id
+    unknown = cli("timeline", "req-none")
+    assert unknown.code == 1
+    assert "no timeline of request 'req-none'" in unknown.err
+
+
+def test_a_killed_worker_is_noticed_at_once_and_replaced(cli: Cli) -> None:
+    follow = cli.start("logs", "main", "-f", "-n", "0")
+    before = cli.ps()[0]
+    os.kill(before["pid"], signal.SIGKILL)
+    killed_at = time.monotonic()
+    until(lambda: not ready(cli), 2)
+    until(lambda: cli.launcher()["processes"][0]["pool"] != "main" or len(cli.launcher()["processes"]) == 1, 2)
+    assert time.monotonic() - killed_at < 2
+    until(lambda: ready(cli))
+    until(lambda: cli.ps()[0]["state"] == "ready")
+    after = cli.ps()[0]
+    assert after["pid"] != before["pid"]
+    assert after["epoch"] != before["epoch"]
+    assert "main/0" in read_until(follow, r"launcher: main/0 ended \(killed by SIGKILL")
+    assert "is ready" in read_until(follow, "is ready")
+    follow.send_signal(signal.SIGINT)
+    assert follow.wait(10) == 0
+
+
+def test_two_graphs_run_beside_each_other_and_must_be_named(cli: Cli) -> None:
+    cli.write(GRAPH.replace("demo", "second"), "second.yaml")
+    assert cli("up", "second.yaml", "-d").code == 0
+    both = cli("ps").out
+    assert "demo" in both
+    assert "second" in both
+    for command in (["down"], ["ps", "--format", "json"], ["timeline", "x"]):
+        done = cli(*command)
+        assert done.code == 2
+        assert "several graphs are there: demo, second" in done.err
+    pids = cli.pids("second")
+    # It may not have come up yet: that is no reason to leave anything.
+    assert cli("down", "second.yaml").code == 0
+    assert [pid for pid in pids if running(pid)] == []
+    assert ready(cli)
+
+
+def test_a_reader_that_leaves_gets_no_traceback(cli: Cli) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "pdd_runtime.cli", "ps"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=cli.env, timeout=30, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
