@@ -133,7 +133,7 @@ class Peers:
                 connection = await connect(member.endpoint, self._greeting, line_to=self._lines.to, timeout=CONNECT)
             except PddError as error:
                 if self.troubles.get(key) != error.what:
-                    log.warning("worker %s cannot be reached: %s", key, error)
+                    log.warning("worker %s cannot be reached: %s", key, " ".join(str(error).split()))
                 self.troubles[key] = error.what
             else:
                 pause = FIRST_RETRY

@@ -103,13 +103,14 @@ class Session:
         return self._tasks.create_task(step)
 
     @contextmanager
-    def watching(self, role: Source) -> Iterator[None]:
-        """Inside, the session ends with `WorkerLost` as soon as the worker is lost, whoever is waiting for what."""
+    def watching(self, role: Source, doing: str = "") -> Iterator[None]:
+        """Inside, the session ends with `WorkerLost` as soon as the worker is lost, whoever is waiting for what.
+        `doing`: what is needed of it; by default what it was last asked."""
         peer = self.workers[role]
 
         async def watch() -> None:
             await peer.connection.wait_closed()
-            raise worker_lost(peer, self._doing.get(role, "the request waited for it"))
+            raise worker_lost(peer, doing or self._doing.get(role, "the request waited for it"))
 
         guard = self._tasks.create_task(watch())
         try:
@@ -184,7 +185,6 @@ class Session:
             timeout=deadlines.FETCH,
         )
         doing = f"receiving KV from {giver}"
-        self._doing[source] = f"sending KV to {taker}"
         leg: Leg[FetchEvent] = self._leg(
             target, doing, "kv.fetch", request, FetchEvent, deadlines.FETCH + deadlines.CALL
         )
@@ -192,7 +192,7 @@ class Session:
         self.timeline.event(taker, f"KV from {giver.key.pool} starts")
         there = 0
         try:
-            with self.watching(source):
+            with self.watching(source, f"sending KV to {taker}"):
                 async for event in leg:
                     match event:
                         case Fetching(blocks_cached):
