@@ -1,0 +1,1 @@
+"""Bulk KV over TCP: receiver-driven, resumable, checksummed, from block memory to block memory."""

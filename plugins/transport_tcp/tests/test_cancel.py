@@ -1,0 +1,101 @@
+"""A fetch that is given up leaves nothing behind, on either side."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from pdd_tcp.transport import TcpTransport
+from tcp_parties import LAYOUT, Sink, Source, sequence, subscription
+from tcp_proxy import Fault, Proxy
+
+from pdd_runtime.clock import now
+from pdd_runtime.errors import TransferError
+
+Party = Callable[..., TcpTransport]
+LARGE = msgspec.structs.replace(LAYOUT, layers=32)
+
+
+async def cancel(task: asyncio.Task[object]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_cancelling_while_blocks_are_waited_for_reaches_the_sender(party: Party) -> None:
+    source, wanted = Source(), sequence(4)
+    endpoint = await party("dc-a").serve(source, "127.0.0.1")
+    transfer = asyncio.create_task(party("dc-b").fetch(endpoint, subscription(wanted), Sink(wanted)))
+    await asyncio.to_thread(source.wait_for_feeds, 1)
+    begun = now()
+    await cancel(transfer)
+    await asyncio.to_thread(source.wait_for_feeds, 0)
+    assert now() - begun < 5
+
+
+async def test_cancelling_frees_pins_of_blocks_that_cannot_leave(party: Party) -> None:
+    source, wanted = Source(LARGE), sequence(40, LARGE)
+    source.make(wanted)
+    loop, first = asyncio.get_running_loop(), asyncio.Event()
+    sink = Sink(wanted, LARGE, on_done=lambda index: loop.call_soon_threadsafe(first.set))
+    endpoint = await party("dc-a").serve(source, "127.0.0.1")
+    async with Proxy(endpoint, *[Fault("freeze", LARGE.block_bytes * 3 // 2)] * 4) as proxy:
+        transfer = asyncio.create_task(party("dc-b").fetch(proxy.endpoint, subscription(wanted, layout=LARGE), sink))
+        await first.wait()
+        await cancel(transfer)
+        await asyncio.to_thread(source.wait_for_feeds, 0)
+        assert source.pinned == 0
+
+
+async def test_cancelling_while_connecting_ends_at_once(party: Party) -> None:
+    async with Proxy("127.0.0.1:1", Fault("freeze", 0)) as proxy:
+        wanted = sequence(1)
+        transfer = asyncio.create_task(party("dc-b").fetch(proxy.endpoint, subscription(wanted), Sink(wanted)))
+        await asyncio.sleep(0.05)
+        begun = now()
+        await cancel(transfer)
+        assert now() - begun < 5
+
+
+async def test_closing_a_transport_ends_its_fetches(party: Party) -> None:
+    source, wanted = Source(), sequence(4)
+    endpoint = await party("dc-a").serve(source, "127.0.0.1")
+    receiver = party("dc-b")
+    transfer = asyncio.create_task(receiver.fetch(endpoint, subscription(wanted), Sink(wanted)))
+    await asyncio.to_thread(source.wait_for_feeds, 1)
+    await receiver.close()
+    with pytest.raises(TransferError, match="transport was closed"):
+        await transfer
+    with pytest.raises(TransferError, match="transport is closed"):
+        await receiver.fetch(endpoint, subscription(wanted), Sink(wanted))
+
+
+async def test_200_fetches_with_a_third_cancelled_leave_nothing(party: Party) -> None:
+    """The fixture holds that no thread and no socket is left."""
+    chance = random.Random(0)
+    source, wanted = Source(), sequence(8)
+    source.make(wanted[:6])
+    endpoint = await party("dc-a").serve(source, "127.0.0.1")
+    receiver = party("dc-b")
+
+    async def one(number: int) -> None:
+        sink = Sink(wanted)
+        transfer = asyncio.create_task(receiver.fetch(endpoint, subscription(wanted, request_id=f"req-{number}"), sink))
+        if number % 3 == 0:
+            await asyncio.sleep(chance.random() * 0.05)
+            transfer.cancel()
+        await asyncio.wait([transfer])
+        assert transfer.cancelled() or sink.whole
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(200):
+            group.create_task(one(number))
+            if number == 100:
+                source.make(wanted[6:])
+            if number % 10 == 0:
+                await asyncio.sleep(0.01)
+    await asyncio.to_thread(source.wait_for_feeds, 0)
+    assert source.pinned == 0
