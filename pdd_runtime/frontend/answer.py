@@ -22,8 +22,14 @@ from pdd_runtime.frontend.service import Service
 from pdd_runtime.observe.pace import Pace
 from pdd_runtime.pipeline import Finish, SessionRequest
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
+EVENT_STREAM = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    # Proxies of nginx's kind would gather chunks otherwise.
+    "x-accel-buffering": "no",
+}
 CLIENT_GONE = 499
 """The status under which a request that its client gave up is counted; nobody receives it."""
 
@@ -77,10 +83,7 @@ class Answer(Response):
             async with aclosing(self._service.driver.run(session)) as items:
                 async for made in items:
                     inbox.put(index, made)
-        except PddError as error:
-            inbox.fail(error)
         except Exception as error:
-            logger.exception("request %s failed", session.id)
             inbox.fail(error)
         else:
             if not isinstance(made, Finish):
@@ -126,7 +129,7 @@ class Answer(Response):
                         if reason is not None:
                             events.append(form.closing(index, reason))
                     if not opened:
-                        await send(_start(200, {"content-type": "text/event-stream", "cache-control": "no-cache"}))
+                        await send(_start(200, EVENT_STREAM))
                     opened.update(step.number for step in steps)
                     data = b"".join(events)
                     if data and not self._job.finished:
@@ -134,7 +137,7 @@ class Answer(Response):
         except ClientGone:
             return CLIENT_GONE
         except Exception as error:
-            answered = answer_for(error)
+            answered = self._failed(error)
             if opened:
                 await _end(send, b"data: " + answered.body() + b"\n\n")
             else:
@@ -154,7 +157,7 @@ class Answer(Response):
         except ClientGone:
             return CLIENT_GONE
         except Exception as error:
-            answered = answer_for(error)
+            answered = self._failed(error)
             await _send(send, answered)
             return answered.status
         choices = [
@@ -166,6 +169,12 @@ class Answer(Response):
         await send(_start(200, headers))
         await _end(send, body)
         return 200
+
+    def _failed(self, error: Exception) -> Answered:
+        """What the client is told; the log is told all."""
+        unexpected = not isinstance(error, PddError)
+        log.warning("request %s failed: %s", self._job.sessions[0].id, error, exc_info=error if unexpected else None)
+        return answer_for(error)
 
     def _end(self, index: int) -> None:
         """A choice is complete. Where a stop string ended it, its session still runs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -29,8 +28,6 @@ from pdd_runtime.frontend.requests import ChatRequest, CompletionRequest
 from pdd_runtime.frontend.service import Service
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.engine import Load
-
-logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=BaseModel)
 

@@ -19,10 +19,13 @@ from pdd_runtime.observe.metrics import Metrics
 from pdd_runtime.observe.pace import Pace
 from pdd_runtime.pipeline import Driver
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT = 20.0
 """Seconds for a worker to send the tokenizer, and for this process to read it."""
+
+FAREWELL = 0.5
+"""Seconds for the last event of an answer that a stop cuts off to be sent."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -69,7 +72,7 @@ class Service:
             await self.driver.info()
             await self._load()
         except PddError as error:
-            logger.warning("the tokenizer is left to the first request: %s", error)
+            log.warning("the tokenizer is left to the first request: %s", error)
 
     async def _load(self) -> ServedModel:
         try:
@@ -106,19 +109,26 @@ class Service:
 
     def ended(self, session_id: str, status: int, seconds: float, pace: Pace | None = None) -> None:
         """Count a session that ended, or a request that never became one."""
-        self.recent.append(Ended(session_id, status, seconds, pace.tokens if pace else 0))
+        ended = Ended(session_id, status, round(seconds, 6), pace.tokens if pace else 0)
+        log.info("request %s ended: status %d, %d tokens, %.3f s", session_id, status, ended.tokens, seconds)
+        self.recent.append(ended)
         self.metrics.ended(status, seconds, pace, self.timelines.get(session_id))
 
     async def stop(self, patience: float) -> None:
         """Take no more requests; give the running ones `patience` seconds, then end them with an error that
-        their clients see."""
+        their clients see. Returns when none is left, or only such whose client does not read."""
         self._stopping = True
+        if await self._idle_within(patience):
+            return
+        for inbox in self._inboxes:
+            inbox.fail(Cancelled("the frontend stops", why=f"the answer was not complete within {patience:g} s"))
+        if not await self._idle_within(FAREWELL):
+            log.warning("%d clients did not take the end of their answers", len(self._inboxes))
+
+    async def _idle_within(self, seconds: float) -> bool:
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(seconds):
                 await self._idle.wait()
         except TimeoutError:
-            for inbox in self._inboxes:
-                inbox.fail(
-                    Cancelled("the frontend stops", why=f"the answer was not complete within {patience:g} s of that")
-                )
-            await self._idle.wait()
+            return False
+        return True

@@ -78,3 +78,12 @@ async def test_a_client_that_does_not_read_holds_up_nobody_and_may_still_leave(g
     assert (await stalled.client.get("/health")).status_code == 200
     writer.transport.abort()
     assert await until(lambda: stalled.driver.sessions == 0) < 2
+
+
+async def test_a_client_that_does_not_read_cannot_hold_up_a_stop(given: Start, until: Until) -> None:
+    server = await given(b"x" * 200_000, asyncio.Event())
+    _, writer = await ask(server.url, {"prompt": "x", "stream": True, "logprobs": 5, "max_tokens": 200})
+    await until(lambda: server.driver.sessions == 1)
+    async with asyncio.timeout(3):
+        await server.service.stop(0.2)
+    writer.transport.abort()

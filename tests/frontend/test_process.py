@@ -58,8 +58,8 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 class Fleet:
     """The processes of one graph; the registry is in this process."""
 
-    def __init__(self, directory: Path, *overrides: str) -> None:
-        self.graph = loads(GRAPH, overrides).graph
+    def __init__(self, directory: Path, *overrides: str, graph: str = GRAPH) -> None:
+        self.graph = loads(graph, overrides).graph
         self.directory = directory
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         self.url = ""
@@ -164,10 +164,10 @@ async def own_fleet(tmp_path: Path) -> AsyncIterator[Callable[..., Fleet]]:
     """Makes fleets that a test may break; they are closed behind it."""
     fleets: list[Fleet] = []
 
-    def make(*overrides: str) -> Fleet:
+    def make(*overrides: str, graph: str = GRAPH) -> Fleet:
         directory = tmp_path / str(len(fleets))
         directory.mkdir()
-        fleets.append(Fleet(directory, *overrides))
+        fleets.append(Fleet(directory, *overrides, graph=graph))
         return fleets[-1]
 
     yield make
@@ -493,3 +493,34 @@ async def test_it_says_who_it_is_to_discovery(fleet: Fleet) -> None:
     assert [(member.endpoint, member.cluster, member.pid) for member in members] == [
         (fleet.url, "dc-a", fleet.processes["frontend"].pid)
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.model
+async def test_a_real_model_is_heard_as_it_speaks(own_fleet: Callable[..., Fleet]) -> None:
+    graphs = Path(__file__).parents[2] / "graphs"
+    fleet = own_fleet("spec.frontend.port=0", graph=(graphs / "aggregated.yaml").read_text())
+    await fleet.start("frontend", "main")
+    await fleet.until_ready()
+    async with fleet.openai() as client:
+        for question in ("Reply with three emoji.", "用中文说一句话。", "Write a Python function that adds."):
+            asked: dict[str, Any] = {
+                "model": "smollm2",
+                "messages": [{"role": "user", "content": question}],
+                "temperature": 0,
+                "max_tokens": 24,
+            }
+            stream = await client.chat.completions.create(**asked, stream=True, logprobs=True)
+            pieces: list[str] = []
+            entries: list[Any] = []
+            async for chunk in stream:
+                pieces.append(chunk.choices[0].delta.content or "")
+                logprobs = chunk.choices[0].logprobs
+                entries += (logprobs.content or []) if logprobs else []
+            whole = await client.chat.completions.create(**asked)
+            assert whole.choices[0].message.content == "".join(pieces)
+            assert whole.usage is not None
+            assert len(entries) == whole.usage.completion_tokens
+            end = whole.choices[0].finish_reason == "stop"
+            spelled = b"".join(bytes(entry.bytes or []) for entry in (entries[:-1] if end else entries))
+            assert spelled.decode(errors="replace") == "".join(pieces)
