@@ -27,6 +27,8 @@ class PluginRef(_Form):
 
 
 class Metadata(_Form):
+    """What people call the graph."""
+
     name: Name
     """The graph's name: `ps`, `logs` and `down` take it, and its state directory is called so."""
 
@@ -56,7 +58,7 @@ class Link(_Form):
     rtt: Duration
     """There and back, e.g. `50ms`."""
     jitter: Duration = 0.0
-    """How much later than that a message may come, e.g. `2ms`."""
+    """How much longer there and back may take, e.g. `2ms`."""
     streams: int = Field(default=4, ge=1, le=64)
     """Connections that bulk KV is spread over."""
     price: float | None = Field(default=None, ge=0)
@@ -123,9 +125,13 @@ class Spec(_Form):
     """What runs."""
 
     model: Model
+    """What is served."""
     clusters: dict[Name, Cluster] = Field(min_length=1)
+    """Datacenters by name."""
     links: dict[Name, Link] = {}
+    """Networks between clusters, by name."""
     pools: dict[Name, Pool] = Field(min_length=1)
+    """Workers of a kind, by name."""
     edges: tuple[Edge, ...] = ()
     """Which pool feeds which; many to many."""
     routing: PluginRef = PluginRef(plugin="hit-threshold")
@@ -133,7 +139,9 @@ class Spec(_Form):
     handoff: PluginRef = PluginRef(plugin="catch-up")
     """The handoff strategy: when decoding passes from relay to main."""
     slo: Slo = Slo()
+    """What users are promised."""
     frontend: Frontend = Frontend()
+    """Where users find it."""
     discovery: PluginRef = PluginRef(plugin="local")
     """How the processes find each other."""
 
@@ -144,8 +152,11 @@ class Graph(_Form):
     apiVersion: Literal["pdd/v1alpha1"]  # noqa: N815 - the YAML's key
     """The form's version."""
     kind: Literal["InferenceGraph"]
+    """What the file declares."""
     metadata: Metadata
+    """What it is called."""
     spec: Spec
+    """What runs."""
 
     @property
     def name(self) -> str:
