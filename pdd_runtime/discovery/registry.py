@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -86,8 +87,10 @@ class RegistryServer:
 
     def remove(self, pool: str, index: int) -> None:
         """Its process is dead: take it out at once, and refuse what it may still have sent."""
-        self._newest[pool, index] = now()
-        if self._leases.pop((pool, index), None) is not None:
+        slot = (pool, index)
+        if self._leases.pop(slot, None) is not None:
+            # Just above its own birth: a successor that is registering at this moment is not refused.
+            self._newest[slot] = math.nextafter(self._newest[slot], math.inf)
             self._notify()
 
     async def changed(self, version: int) -> int:
