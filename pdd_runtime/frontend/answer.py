@@ -18,7 +18,7 @@ from pdd_runtime.frontend.errors import Answered, answer_for
 from pdd_runtime.frontend.form import Whole
 from pdd_runtime.frontend.inbox import ClientGone, Inbox
 from pdd_runtime.frontend.job import Job
-from pdd_runtime.frontend.service import Service
+from pdd_runtime.frontend.service import Listed, Service
 from pdd_runtime.observe.pace import Pace
 from pdd_runtime.pipeline import Finish, SessionRequest
 
@@ -60,7 +60,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         inbox = Inbox()
         status = CLIENT_GONE
-        with self._service.running(inbox):
+        with self._service.running(inbox, self._listed):
             try:
                 async with asyncio.TaskGroup() as group:
                     watch = group.create_task(_watch(receive, inbox))
@@ -181,6 +181,13 @@ class Answer(Response):
         task = self._sessions[index]
         if not task.done():
             task.cancel()
+
+    def _listed(self) -> list[Listed]:
+        seconds = round(now() - self._arrived, 6)
+        return [
+            Listed(session.id, None, seconds, pace.tokens)
+            for session, pace in zip(self._job.sessions, self._paces, strict=True)
+        ]
 
     def _record(self, status: int) -> None:
         for session, pace in zip(self._job.sessions, self._paces, strict=True):

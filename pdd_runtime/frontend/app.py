@@ -83,8 +83,8 @@ def _add_health(app: FastAPI, service: Service) -> None:
 def _add_inspection(app: FastAPI, service: Service) -> None:
     @app.get("/pdd/requests")
     async def requests() -> Response:
-        """The last ones, newest first."""
-        return _json({"requests": [*reversed(service.recent)]})
+        """The running ones and the last that ended, newest first."""
+        return _json({"requests": service.requests()})
 
     @app.get("/pdd/requests/{request_id}")
     async def timeline(request_id: str) -> Response:

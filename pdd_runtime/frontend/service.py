@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -28,14 +28,16 @@ FAREWELL = 0.5
 """Seconds for the last event of an answer that a stop cuts off to be sent."""
 
 
-class Ended(msgspec.Struct, frozen=True):
-    """One line of the list of recent requests."""
+class Listed(msgspec.Struct, frozen=True):
+    """One line of the list of requests."""
 
     id: str
-    status: int
+    status: int | None
+    """None: it runs."""
     seconds: float
-    """From arrival to the end."""
+    """From arrival to the end, or until now."""
     tokens: int
+    """Sent to the client."""
 
 
 class Service:
@@ -44,11 +46,11 @@ class Service:
     def __init__(self, driver: Driver, timelines: Timelines) -> None:
         self.driver, self.timelines = driver, timelines
         self.metrics = Metrics(lambda: driver.sessions)
-        self.recent: deque[Ended] = deque(maxlen=timelines.limit)
+        self._ended: deque[Listed] = deque(maxlen=timelines.limit)
         """Oldest first."""
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
-        self._inboxes: set[Inbox] = set()
+        self._running: dict[Inbox, Callable[[], list[Listed]]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = False
@@ -86,16 +88,21 @@ class Service:
             raise DeadlineExceeded(f"no worker gave the model's tokenizer within {LOAD_TIMEOUT:g} s") from None
 
     @contextmanager
-    def running(self, inbox: Inbox) -> Iterator[None]:
-        """A request is being answered through `inbox`."""
-        self._inboxes.add(inbox)
+    def running(self, inbox: Inbox, listed: Callable[[], list[Listed]]) -> Iterator[None]:
+        """A request is being answered through `inbox`; `listed` says how far its sessions are."""
+        self._running[inbox] = listed
         self._idle.clear()
         try:
             yield
         finally:
-            self._inboxes.discard(inbox)
-            if not self._inboxes:
+            del self._running[inbox]
+            if not self._running:
                 self._idle.set()
+
+    def requests(self) -> list[Listed]:
+        """Those that run, then the last that ended; the newest first in both."""
+        running = [line for listed in self._running.values() for line in listed()]
+        return [*reversed(running), *reversed(self._ended)]
 
     def stopped(self, session_id: str) -> int:
         """A stop string ended the answer: say so on the timeline, before the session is closed as if its client
@@ -109,9 +116,9 @@ class Service:
 
     def ended(self, session_id: str, status: int, seconds: float, pace: Pace | None = None) -> None:
         """Count a session that ended, or a request that never became one."""
-        ended = Ended(session_id, status, round(seconds, 6), pace.tokens if pace else 0)
+        ended = Listed(session_id, status, round(seconds, 6), pace.tokens if pace else 0)
         log.info("request %s ended: status %d, %d tokens, %.3f s", session_id, status, ended.tokens, seconds)
-        self.recent.append(ended)
+        self._ended.append(ended)
         self.metrics.ended(status, seconds, pace, self.timelines.get(session_id))
 
     async def stop(self, patience: float) -> None:
@@ -120,10 +127,10 @@ class Service:
         self._stopping = True
         if await self._idle_within(patience):
             return
-        for inbox in self._inboxes:
+        for inbox in self._running:
             inbox.fail(Cancelled("the frontend stops", why=f"the answer was not complete within {patience:g} s"))
         if not await self._idle_within(FAREWELL):
-            log.warning("%d clients did not take the end of their answers", len(self._inboxes))
+            log.warning("%d clients did not take the end of their answers", len(self._running))
 
     async def _idle_within(self, seconds: float) -> bool:
         try:

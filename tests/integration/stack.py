@@ -36,6 +36,7 @@ class Stack:
         self.state = state
         self.env = {**os.environ, "PDD_STATE_DIR": str(state)}
         self.timelines = Timelines()
+        self.url = ""
 
     def cli(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pdd_runtime.cli", *arguments]
@@ -46,6 +47,7 @@ class Stack:
     def __enter__(self) -> Stack:
         sets = [part for override in self.overrides for part in ("--set", override)]
         self.cli("up", str(self.file), *sets, "-d", "--wait")
+        self.url = str(next(row["endpoint"] for row in self.ps() if row["role"] == "frontend"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,13 +56,6 @@ class Stack:
     def ps(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = json.loads(self.cli("ps", self.name, "--format", "json").stdout)
         return rows
-
-    def row(self, role: str) -> dict[str, Any]:
-        return next(row for row in self.ps() if row["role"] == role)
-
-    @property
-    def url(self) -> str:
-        return str(self.row("frontend")["endpoint"])
 
     def loads(self) -> dict[str, dict[str, int]]:
         """What each worker says of its load, by `pool/index`."""
