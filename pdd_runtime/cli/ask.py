@@ -45,7 +45,7 @@ async def ask(console: Console, url: str, text: str, max_tokens: int) -> None:
     """Print the answer piece by piece, then draw the timeline. Raises `PddError`."""
     console.print(Text.assemble(("you: ", "bold"), text))
     async with client(url) as http:
-        body = {
+        request = {
             "model": await model_name(url),
             "messages": [{"role": "user", "content": text}],
             "max_tokens": max_tokens,
@@ -53,7 +53,7 @@ async def ask(console: Console, url: str, text: str, max_tokens: int) -> None:
             "stream": True,
         }
         try:
-            async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            async with http.stream("POST", "/v1/chat/completions", json=request) as answer:
                 if not answer.is_success:
                     await answer.aread()
                     _checked(answer)
@@ -65,7 +65,8 @@ async def ask(console: Console, url: str, text: str, max_tokens: int) -> None:
             raise _unreachable(url, error) from error
         finally:
             console.out("\n")
-        console.print(timeline.draw(await fetch_timeline(http, request_id, _SETTLED)))
+        body = await fetch_timeline(http, request_id, _SETTLED)
+        console.print(timeline.draw(body, timeline.axis_width(console.width)))
 
 
 async def fetch_timeline(http: httpx.AsyncClient, request_id: str, patience: float = 0.0) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,9 @@ from pdd_runtime.clock import now
 from pdd_runtime.launch import GraphStatus, ProcessStatus
 
 STATE_STYLE = {"starting": "yellow", "ready": "green", "draining": "yellow", "backoff": "bold red", "stopped": "dim"}
+
+_TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d+ ")
+"""What log lines begin with."""
 
 
 def all_ready(status: GraphStatus) -> bool:
@@ -87,6 +91,6 @@ class LiveStatus:
                 Text(process.cluster, "dim"),
                 Text(process.state, STATE_STYLE[process.state]),
                 Text(f"{seconds:.0f} s" if busy else "", "dim"),
-                Text(plain(process.note), "dim", no_wrap=True, overflow="ellipsis"),
+                Text(_TIME.sub("", plain(process.note)) if busy else "", "dim", no_wrap=True, overflow="ellipsis"),
             )
         return Group(table)

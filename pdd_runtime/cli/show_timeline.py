@@ -9,7 +9,7 @@ from urllib.parse import quote
 from pdd_runtime.cli.ask import client, fetch_timeline
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.find import find
-from pdd_runtime.cli.timeline import draw
+from pdd_runtime.cli.timeline import axis_width, draw
 from pdd_runtime.errors import LaunchError
 from pdd_runtime.launch import GraphState, ps
 
@@ -19,7 +19,7 @@ def show_timeline(request: str, graph: str | None, as_json: bool, consoles: Cons
     if as_json:
         consoles.json(body)
     else:
-        consoles.out.print(draw(body))
+        consoles.out.print(draw(body, axis_width(consoles.out.width)))
 
 
 async def _fetch(state: GraphState, request: str) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from rich.text import Text
 from pdd_runtime.cli.console import plain
 
 WIDTH = 48
-"""Characters of the time axis."""
+"""Characters of the time axis, where there is room."""
+_BESIDE = 86
+"""Characters of what stands beside it."""
 _EARLY = 1.5
 """A longer axis is cut at so many times the end of everything before main decodes."""
 
@@ -27,6 +29,11 @@ class Row:
     start: float | None
     end: float | None
     detail: str
+
+
+def axis_width(columns: int) -> int:
+    """The width of the axis on a terminal of so many columns."""
+    return max(16, min(WIDTH, columns - _BESIDE))
 
 
 def draw(body: Mapping[str, Any], width: int = WIDTH) -> RenderableType:
@@ -57,7 +64,7 @@ def timeline_rows(body: Mapping[str, Any]) -> list[Row]:
     route, events = body["route"], _Events(body["events"])
     rows = []
     if route != "A":
-        prompt = f"{body['prompt_tokens']} tokens, {cached['prefill'] or 0} of them cached"
+        prompt = f"{_tokens(body['prompt_tokens'])}, {cached['prefill'] or 0} of them cached"
         rows.append(Row("prefill", "cyan", events.at("prefill starts"), events.at("prefill ends"), prompt))
     for transfer in body["kv"]:
         target = str(transfer["edge"]).partition("->")[2]
@@ -68,7 +75,7 @@ def timeline_rows(body: Mapping[str, Any]) -> list[Row]:
         detail = f"{_size(transfer['bytes'])}, {blocks}{rate}"
         rows.append(Row(f"KV → {target}", "blue", transfer["started"], transfer["finished"], detail))
     if tokens["relay"] or events.at("relay starts") is not None:
-        detail = f"{tokens['relay']} tokens"
+        detail = _tokens(tokens["relay"])
         rows.append(
             Row("relay tokens", "yellow", events.at("relay starts"), events.at("relay stops", last=True), detail)
         )
@@ -80,7 +87,7 @@ def timeline_rows(body: Mapping[str, Any]) -> list[Row]:
     # After a handoff main's bar begins with its first token.
     first = events.at("commit") if handoff is not None else None
     start = first if first is not None else events.at("main starts")
-    rows.append(Row("main tokens", "green", start, events.at("main stops", "finish"), f"{tokens['main']} tokens"))
+    rows.append(Row("main tokens", "green", start, events.at("main stops", "finish"), _tokens(tokens["main"])))
     return rows
 
 
@@ -95,8 +102,9 @@ def explain(body: Mapping[str, Any]) -> list[str]:
         seconds = far["finished"] - far["started"]
         gap = f"; the user saw a gap of {handoff['gap'] * 1e3:.0f} ms" if handoff["gap"] is not None else ""
         lines.append(
-            f"While {_size(far['bytes'])} of KV crossed to main in {seconds:.2f} s, the relay made {tokens['relay']} "
-            f"tokens. Then {handoff['extended']} token IDs, not their KV, went to main{gap}."
+            f"While {_size(far['bytes'])} of KV crossed to main in {seconds:.2f} s, the relay made "
+            f"{_tokens(tokens['relay'])}. Then token IDs, not their KV, went to main, which computed the KV of "
+            f"{_tokens(handoff['extended'])}{gap}."
         )
     elif route == "P-MD" and far is not None:
         had = body["cached"]["main"] or 0
@@ -144,6 +152,10 @@ def _axis(span: float, width: int, *, cut: bool) -> str:
 
 def _end(body: Mapping[str, Any]) -> float:
     return max((float(event["t"]) for event in body["events"]), default=0.0)
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
 
 
 def _size(count: int) -> str:

@@ -174,6 +174,8 @@ class Child:
         while data := await process.stdout.read(1 << 16):
             for line in self.log.feed(data):
                 self._on_line(self.spec, line)
+            # What it says while it starts is its progress.
+            self._on_change()
 
     async def _back_off(self) -> None:
         self.restarts += 1

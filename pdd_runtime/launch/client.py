@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import LaunchError, PddError
+from pdd_runtime.graph import nearest
 from pdd_runtime.launch.identity import send
 from pdd_runtime.launch.leftovers import end_left
 from pdd_runtime.launch.state import AlreadyRunningError, GraphState, Recorded
@@ -17,7 +18,7 @@ from pdd_runtime.launch.supervisor import PATIENCE, WORKER_PATIENCE
 from pdd_runtime.plugins.messages import Empty
 from pdd_runtime.rpc import Greeting, RpcConnection, connect
 
-_TIMEOUT = 5.0
+_TIMEOUT = 3.0
 _POLL = 0.1
 _WEDGED = 2.0
 """Seconds that a launcher which does not answer gets to end, in case it was about to."""
@@ -30,16 +31,21 @@ class NotRunningError(LaunchError):
 
 
 def not_running(state: GraphState) -> NotRunningError:
-    """The error, with what the last launcher said."""
-    try:
-        last = [line for line in state.launcher_log.read_text(errors="replace").splitlines()[-8:] if line.strip()]
-    except OSError:
-        last = []
+    """The error, with why its last launcher ended, where that is known."""
     left = state.launcher()
-    why = f"its launcher, process {left.pid}, is dead" if left else ""
-    said = f"the last words of its launcher: {' — '.join(line.strip() for line in last)}" if last else ""
-    fix = f"`pdd-runtime down {state.name}` clears what is left" if left else "start it with `pdd-runtime up`"
-    return NotRunningError(f"graph {state.name} is not running", why="; ".join(filter(None, [why, said])), fix=fix)
+    reasons = [f"its launcher, process {left.pid}, is dead"] if left else []
+    # Of what the last launcher logged, an error at the end.
+    with suppress(OSError):
+        _, failed, error = state.launcher_log.read_text(errors="replace").rpartition(" ERROR ")
+        if failed:
+            reasons.append(f"it ended with: {' — '.join(line.strip() for line in error.splitlines())}")
+    names = [known.name for known in GraphState.all() if known.running()]
+    fix = nearest(state.name, names) or (
+        f"these run: {', '.join(names)}" if names else "start it with `pdd-runtime up`"
+    )
+    if left:
+        fix = f"`pdd-runtime down {state.name}` clears what is left"
+    return NotRunningError(f"graph {state.name} is not running", why="; ".join(reasons), fix=fix)
 
 
 async def ps(state: GraphState) -> GraphStatus:

@@ -18,6 +18,8 @@ from pdd_runtime.launch.identity import alive
 ROOT = "PDD_STATE_DIR"
 """Environment: where state directories are, instead of the user's."""
 
+_NAME = re.compile(r"[a-z0-9-]{1,63}")
+
 
 class Recorded(msgspec.Struct, frozen=True):
     """A process that was started, so that it can be found and stopped when its launcher is dead."""
@@ -59,7 +61,7 @@ class GraphState:
 
     def __init__(self, name: str) -> None:
         # It becomes a path, and `ps` takes it from the command line.
-        if not re.fullmatch(r"[a-z0-9-]{1,63}", name):
+        if not _NAME.fullmatch(name):
             raise LaunchError(f'"{name}" is not the name of a graph', fix="name a graph, or its file")
         self.name = name
         self.directory = root() / name
@@ -73,9 +75,10 @@ class GraphState:
         """Those that run, or whose launcher died; with `stopped` those, too, that were stopped in order."""
         sign = "graph.json" if stopped else "launcher.json"
         try:
-            return [GraphState(path.name) for path in sorted(root().iterdir()) if (path / sign).exists()]
+            paths = sorted(root().iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
+        return [GraphState(path.name) for path in paths if _NAME.fullmatch(path.name) and (path / sign).exists()]
 
     def make(self) -> None:
         """The directories, for the user alone. Raises `OSError`."""

@@ -114,7 +114,7 @@ class Supervisor:
                 self.state.write_launcher(self._launcher)
                 discovery = self._find_discovery(endpoint, secret)
                 try:
-                    await self._run_children(discovery, self._specs(endpoint, secret))
+                    await self._run_children(registry, discovery, self._specs(endpoint, secret))
                 finally:
                     await discovery.close()
             except BaseExceptionGroup as group:
@@ -125,9 +125,11 @@ class Supervisor:
                 await server.close()
                 self.state.forget_launcher()
 
-    async def _run_children(self, discovery: Discovery, specs: Sequence[ChildSpec]) -> None:
+    async def _run_children(self, registry: RegistryServer, discovery: Discovery, specs: Sequence[ChildSpec]) -> None:
         async def gone(key: WorkerKey) -> None:
-            # Others must not go on with a dead process: it leaves the view now, not when its lease runs out.
+            # Others must not go on with a dead process: it leaves the view now, not when its lease runs out. Our own
+            # registry also refuses what the dead may still have on its way; other discoveries are told as usual.
+            registry.remove(key.pool, key.index)
             with suppress(PddError):
                 await discovery.unregister(key)
 

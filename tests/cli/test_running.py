@@ -70,7 +70,7 @@ def test_ps_takes_a_name_a_file_or_nothing(cli: Cli) -> None:
     assert "ready" in tables[0]
     unknown = cli("ps", "dmeo")
     assert (unknown.code, unknown.out) == (3, "")
-    assert unknown.err.startswith("error: graph dmeo is not running")
+    assert unknown.err == 'error: graph dmeo is not running\n  fix: did you mean "demo"?\n'
 
 
 def test_a_second_up_is_refused_and_says_who_runs_it(cli: Cli) -> None:

@@ -132,6 +132,15 @@ def test_a_question_is_answered_and_drawn_and_the_graph_stays_until_sigterm(cli:
     assert gone(pids)
 
 
+def test_a_question_that_fails_is_told_and_leaves_the_graph_up(cli: Cli) -> None:
+    done = cli("up", cli.write(), "-d", "--ask", "Why?", "--max-tokens", "1000000")
+    assert done.code == 1
+    assert done.err.startswith("http://127.0.0.1:")
+    assert "error: the frontend answered 400: " in done.err
+    assert cli.ps()[0]["state"] == "ready"
+    assert cli("down").code == 0
+
+
 def test_a_launcher_that_is_killed_leaves_no_process(cli: Cli) -> None:
     assert cli("up", cli.write(), "-d", "--wait").code == 0
     pids = cli.pids()

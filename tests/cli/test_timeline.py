@@ -76,8 +76,8 @@ def test_a_relayed_request_is_drawn_on_one_axis_and_explained() -> None:
         "main tokens                      █████████▶ 1.90–4.00 s 76 tokens",
         "             0······················2.85 s…",
         "Why this route: 0 of 1000 prompt tokens (0%) are cached on main, below the threshold of 90%.",
-        "While 46.1 MB of KV crossed to main in 1.40 s, the relay made 23 tokens. Then 24 token IDs, not their KV, "
-        "went to main; the user saw a gap of 200 ms.",
+        "While 46.1 MB of KV crossed to main in 1.40 s, the relay made 23 tokens. Then token IDs, not their KV, went "
+        "to main, which computed the KV of 24 tokens; the user saw a gap of 200 ms.",
     ]
 
 
