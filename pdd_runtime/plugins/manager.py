@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import pluggy
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from pdd_runtime.errors import PluginError
 from pdd_runtime.graph import nearest
@@ -19,6 +19,7 @@ from pdd_runtime.plugins.discovery import Discovery
 from pdd_runtime.plugins.engine import Engine
 from pdd_runtime.plugins.handoff import HandoffConfig, HandoffStrategy
 from pdd_runtime.plugins.routing import RoutingPolicy
+from pdd_runtime.plugins.settings import Place, configure
 from pdd_runtime.plugins.transport import Transport
 
 GROUP = "pdd_runtime.plugins"
@@ -118,33 +119,9 @@ class PluginManager:
     def discovery(self, name: str) -> type[Discovery]:
         return self._find(Discovery, name)
 
-    def configure(self, cls: type[Any], config: Mapping[str, Any], where: str) -> Any:
-        """`config` checked and completed by `cls.Config`; `where` says which config it is. Raises `PluginError`."""
-        form: type[BaseModel] = cls.Config
-        owner = f"{_kind_of(cls).noun} {cls.name}"
-        known = [field.alias or name for name, field in form.model_fields.items()]
-        if form.model_config.get("extra") != "allow":
-            for key in config:
-                if key not in known:
-                    raise PluginError(
-                        f'{owner} has no setting "{key}"',
-                        where=where,
-                        why=f"its settings are: {', '.join(known)}" if known else "it has no settings",
-                        fix=nearest(str(key), known) or "remove it",
-                    )
-        try:
-            return form.model_validate(dict(config))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            setting = ".".join(str(step) for step in first["loc"])
-            message = str(first.get("ctx", {}).get("error", first["msg"])).replace("Input should", "it should")
-            if first["type"] == "missing":
-                what, why = f'{owner} needs the setting "{setting}"', ""
-            elif setting:
-                what, why = f'setting "{setting}" of {owner} is {first["input"]!r}', message
-            else:
-                what, why = f"the settings of {owner} do not fit together", message
-            raise PluginError(what, where=where, why=why) from error
+    def configure(self, cls: type[Any], config: Mapping[str, Any], where: Place) -> Any:
+        """`config` checked and completed by `cls.Config`. Raises `PluginError`."""
+        return configure(f"{_kind_of(cls).noun} {cls.name}", cls.Config, config, where)
 
     def _take(self, point: EntryPoint) -> None:
         distribution = point.dist

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from pdd_runtime.errors import GraphError, PddError, PluginError
 from pdd_runtime.graph import LoadedGraph, PluginRef
+from pdd_runtime.graph.document import Route
 from pdd_runtime.plugins.manager import PluginManager
 
 _Find = Callable[[str], type[Any]]
@@ -19,7 +21,7 @@ def preflight(loaded: LoadedGraph, plugins: PluginManager) -> list[PddError]:
 
 def _references(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
     spec = loaded.graph.spec
-    references: list[tuple[tuple[str | int, ...], PluginRef, _Find]] = [
+    references: list[tuple[Route, PluginRef, _Find]] = [
         (("spec", "pools", name, "engine"), pool.engine, plugins.engine) for name, pool in spec.pools.items()
     ]
     references += [
@@ -38,10 +40,15 @@ def _references(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddErro
         except PluginError as error:
             yield PluginError(error.what, where=loaded.locate((*route, "plugin")), why=error.why, fix=error.fix)
             continue
+        config = (*route, "config")
         try:
-            plugins.configure(cls, reference.config, loaded.locate((*route, "config")))
+            plugins.configure(cls, reference.config, partial(_locate, loaded, config))
         except PluginError as error:
             yield error
+
+
+def _locate(loaded: LoadedGraph, config: Route, setting: Route) -> str:
+    return loaded.locate((*config, *setting))
 
 
 def _handoff_edges(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:

@@ -20,7 +20,7 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """"These blocks of this request, in this order." Indices below are positions in `blocks`."""
+    """ "These blocks of this request, in this order." Indices below are positions in `blocks`."""
 
     request_id: str
     blocks: tuple[Wanted, ...]

@@ -1,0 +1,45 @@
+"""A plugin's settings, checked against its `Config`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pdd_runtime.errors import PluginError
+from pdd_runtime.graph import nearest
+
+Place = str | Callable[[tuple[str | int, ...]], str]
+"""Where a config stands, for messages; or a function that says where one of its settings does."""
+
+
+def configure(owner: str, form: type[BaseModel], config: Mapping[str, Any], where: Place) -> BaseModel:
+    """`config` checked and completed by `form`, for messages about `owner`. Raises `PluginError`."""
+
+    def place(*route: str | int) -> str:
+        return where if isinstance(where, str) else where(route)
+
+    known = [field.alias or name for name, field in form.model_fields.items()]
+    if form.model_config.get("extra") != "allow":
+        for key in config:
+            if key not in known:
+                raise PluginError(
+                    f'{owner} has no setting "{key}"',
+                    where=place(key),
+                    why=f"its settings are: {', '.join(known)}" if known else "it has no settings",
+                    fix=nearest(str(key), known) or "remove it",
+                )
+    try:
+        return form.model_validate(dict(config))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        setting = ".".join(str(step) for step in first["loc"])
+        why = str(first.get("ctx", {}).get("error", first["msg"])).replace("Input should", "it should")
+        if first["type"] == "missing":
+            what, why = f'{owner} needs the setting "{setting}"', ""
+        elif setting:
+            what = f'setting "{setting}" of {owner} is {first["input"]!r}'
+        else:
+            what = f"the settings of {owner} do not fit together"
+        raise PluginError(what, where=place(*first["loc"]), why=why) from error

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdd_runtime.graph import load
+from pdd_runtime.plugins import PluginManager, load_plugins
+from pdd_runtime.plugins.preflight import preflight
+
+QUICKSTART = Path(__file__).parents[2] / "graphs" / "quickstart.yaml"
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginManager:
+    return load_plugins()
+
+
+def faults(plugins: PluginManager, *overrides: str) -> list[str]:
+    return [f"{error.where}: {error.what}" for error in preflight(load(QUICKSTART, overrides), plugins)]
+
+
+@pytest.mark.parametrize("path", sorted(QUICKSTART.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_runs_on_what_is_installed(plugins: PluginManager, path: Path) -> None:
+    assert preflight(load(path), plugins) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("spec.pools.relay.engine.plugin=tourch", 'no installed plugin brings an engine called "tourch"'),
+        ("spec.edges.1.transport.plugin=pigeon", 'no installed plugin brings a transport called "pigeon"'),
+        ("spec.edges.1.transport.config.stream=2", 'transport tcp has no setting "stream"'),
+        ("spec.routing.plugin=hit", 'no installed plugin brings a routing policy called "hit"'),
+        ("spec.routing.config.threshold=2", 'setting "threshold" of routing policy hit-threshold is 2'),
+        ("spec.handoff.plugin=late", 'no installed plugin brings a handoff strategy called "late"'),
+        ("spec.discovery.plugin=etcd", 'no installed plugin brings a discovery called "etcd"'),
+        ("spec.discovery.config.ttl=2", 'discovery local has no setting "ttl"'),
+    ],
+)
+def test_every_plugin_and_setting_of_a_graph_is_checked_where_it_stands(
+    plugins: PluginManager, override: str, what: str
+) -> None:
+    assert faults(plugins, override) == [f"--set {override}: {what}"]
+
+
+def test_a_fault_in_the_file_has_its_line(plugins: PluginManager, tmp_path: Path) -> None:
+    path = tmp_path / "g.yaml"
+    path.write_text(QUICKSTART.read_text().replace("threshold: 64", "treshold: 64"))
+    (error,) = preflight(load(path), plugins)
+    line = next(i for i, text in enumerate(path.read_text().splitlines(), 1) if "treshold" in text)
+    assert error.where.startswith(f"{path}:{line}:")
+    assert error.fix == 'did you mean "threshold"?'
+
+
+def test_a_strategy_that_moves_kv_needs_an_edge_for_it(plugins: PluginManager) -> None:
+    kv = "spec.handoff={plugin: kv-transfer}"
+    what = 'handoff strategy kv-transfer moves kv, but no edge carries kv from "relay"'
+    assert faults(plugins, kv) == [f"--set {kv}: {what}"]
+    edge = "spec.edges.3={from: relay, to: main, carries: kv, transport: {plugin: tcp}, link: wan}"
+    assert faults(plugins, kv, edge) == []
