@@ -53,10 +53,11 @@ class Fetch:
             try:
                 attempt.run()
             except Cut as cut:
-                self._trouble = str(cut)
+                if not self._stopped.is_set():
+                    self._trouble = str(cut)
                 damages += isinstance(cut, Damaged)
             if damages > DAMAGES:
-                raise self._failed(f"{damages} frames came damaged; the last: {self._trouble}")
+                raise self._failed(f"{damages} frames came damaged")
             accepted += attempt.accepted
             if len(self._missing) < left:
                 delay = self._config.retry_delay
@@ -107,7 +108,7 @@ class Fetch:
 
     def _failed(self, why: str) -> TransferError:
         done, total = self._blocks + self._gone, len(self._subscription.blocks)
-        trouble = f"; last trouble: {self._trouble}" if self._trouble and self._trouble not in why else ""
+        trouble = f"; last trouble: {self._trouble}" if self._trouble else ""
         return TransferError(
             f"{total - done} of {total} blocks did not come from {self._endpoint}",
             where=self._subscription.request_id,

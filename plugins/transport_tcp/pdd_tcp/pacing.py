@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 import time
@@ -16,6 +17,8 @@ from pdd_tcp.sockets import Cut, send_all
 Parts = Sequence[bytes | memoryview]
 LARGEST_CHUNK, SMALLEST_CHUNK = 64 << 10, 4 << 10
 CHUNK_SECONDS = 0.005
+SLACK_SECONDS = 0.05
+"""How far threads may run ahead of an emulated line, so that one that wakes late on a busy machine costs no rate."""
 
 
 class Outlet(Protocol):
@@ -45,129 +48,169 @@ class DirectOutlet:
         """Nothing is ever held back."""
 
 
-class Entrance:
-    """The one place where this process's bulk enters a line: chunk after chunk, each when the one before has left,
-    and streams in turn. So a message that shares the line waits for one chunk, however many streams are busy."""
+@dataclasses.dataclass(slots=True)
+class Chunk:
+    """What enters a line at once."""
 
-    def __init__(self, line: Line) -> None:
+    views: list[memoryview]
+    nbytes: int
+    ready_at: float
+    """Since when it could have entered."""
+    then: Callable[[], None] | None = None
+    arrives_at: float = 0.0
+
+
+class Entrance:
+    """The one place where this process's bulk enters a line: a thread that lets in chunk after chunk, each when the
+    one before has left, and the streams in turn. So a message that shares the line waits for one chunk at most,
+    however many streams are busy."""
+
+    def __init__(self, line: Line, name: str) -> None:
         self.line = line
         self.chunk = max(SMALLEST_CHUNK, min(LARGEST_CHUNK, int(line.bandwidth / 8 * CHUNK_SECONDS)))
         """Bytes: what the line carries in 5 ms, within bounds."""
-        self.window = int(line.bandwidth / 8 * (line.delay + line.jitter)) + 4 * self.chunk
-        """Bytes under way on a line kept busy, and a few chunks more."""
-        self._mutex = threading.Lock()
-        self._queue: deque[threading.Lock] = deque()
-        self._busy = False
-        self._free_at = 0.0
+        self.slack = int(line.bandwidth / 8 * SLACK_SECONDS) + 4 * self.chunk
+        self.window = int(line.bandwidth / 8 * (line.delay + line.jitter)) + self.slack
+        """Bytes under way: what a busy line holds, and the slack."""
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
+        self._turns: deque[LineOutlet] = deque()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
-    def enter(self, nbytes: int, ready_at: float) -> float:
-        """Wait for the line and enter it. Returns when the bytes arrive.
+    def queue(self, outlet: LineOutlet) -> None:
+        """Under the lock: `outlet` has a chunk that may enter, and is not in the queue."""
+        self._turns.append(outlet)
+        self._changed.notify()
 
-        The bytes enter at the time when they could have, since `ready_at`, even if this thread woke a little later:
-        otherwise each late wake-up would take away from the line's rate.
-        """
-        self._wait_for_turn()
-        try:
-            time.sleep(max(0.0, self._free_at - now()))
-            self._free_at, arrives_at = self.line.reserve(nbytes, max(ready_at, self._free_at))
-            return arrives_at
-        finally:
-            self._pass_turn()
+    def close(self) -> None:
+        with self.lock:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
 
-    def _wait_for_turn(self) -> None:
-        with self._mutex:
-            if not self._busy:
-                self._busy = True
-                return
-            mine = threading.Lock()
-            mine.acquire()
-            self._queue.append(mine)
-        mine.acquire()
-
-    def _pass_turn(self) -> None:
-        with self._mutex:
-            if self._queue:
-                self._queue.popleft().release()
-            else:
-                self._busy = False
+    def _run(self) -> None:
+        free_at = 0.0
+        while True:
+            time.sleep(max(0.0, free_at - now()))
+            with self.lock:
+                self._changed.wait_for(lambda: self._closed or self._turns)
+                if self._closed:
+                    return
+                outlet = self._turns.popleft()
+                if not outlet.waiting:
+                    continue  # Its stream has ended.
+                chunk = outlet.waiting[0]
+            # It enters at the time when it could have: otherwise each late wake-up would take away from the rate.
+            free_at, chunk.arrives_at = self.line.reserve(chunk.nbytes, max(chunk.ready_at, free_at))
+            with self.lock:
+                outlet.entered()
 
 
 class LineOutlet:
-    """An emulated line. The sender's thread waits for the entrance; a second thread lets each chunk out when it
-    arrives, so that a long line is full however long its delay."""
+    """One stream on an emulated line. A thread of its own lets each chunk out when it arrives, so that a long line is
+    full however long its delay."""
 
     def __init__(self, sock: socket.socket, entrance: Entrance, name: str) -> None:
         self._sock, self._entrance = sock, entrance
-        self._changed = threading.Condition()
-        self._under_way: deque[tuple[float, list[memoryview], int, Callable[[], None] | None]] = deque()
-        self._bytes = 0
-        self._closed = False
+        self._room = threading.Condition(entrance.lock)
+        """For the sender's thread: it may send, or all is delivered."""
+        self._arrivals = threading.Condition(entrance.lock)
+        """For the delivering thread: something is under way, or all is over."""
+        self.waiting: deque[Chunk] = deque()
+        self._under_way: deque[Chunk] = deque()
+        self._waiting_bytes = self._under_way_bytes = 0
+        self._queued = self._closed = False
         self._cut: Cut | None = None
         self._thread = threading.Thread(target=self._deliver, name=name, daemon=True)
         self._thread.start()
 
     def send(self, parts: Parts, then: Callable[[], None] | None = None) -> None:
-        ready_at = now()
-        chunks = _chunks(parts, self._entrance.chunk)
-        for position, (chunk, nbytes) in enumerate(chunks):
-            with self._changed:
-                while self._bytes >= self._entrance.window and not self._cut:
-                    self._changed.wait()
-                    # The receiver held this chunk up, not the line: it has no claim on the time before.
-                    ready_at = now()
-                if self._cut:
-                    raise self._cut
-            arrives_at = self._entrance.enter(nbytes, ready_at)
-            with self._changed:
-                self._under_way.append((arrives_at, chunk, nbytes, then if position == len(chunks) - 1 else None))
-                self._bytes += nbytes
-                self._changed.notify_all()
+        with self._room:
+            self._room.wait_for(lambda: self._cut or self._waiting_bytes < self._entrance.slack)
+            if self._cut:
+                raise self._cut
+            chunks = _chunks(parts, self._entrance.chunk, now())
+            chunks[-1].then = then
+            self.waiting.extend(chunks)
+            self._waiting_bytes += sum(chunk.nbytes for chunk in chunks)
+            self._queue()
 
     def close(self, *, flush: bool) -> None:
-        with self._changed:
+        with self._room:
             if flush:
-                self._changed.wait_for(lambda: self._cut or not self._under_way)
+                self._room.wait_for(lambda: self._cut or not (self.waiting or self._under_way))
             self._closed = True
-            self._changed.notify_all()
+            self.waiting.clear()
+            self._arrivals.notify()
         self._thread.join()
+
+    def entered(self) -> None:
+        """Under the lock: the line has taken the first waiting chunk."""
+        if not self.waiting:
+            return  # The stream has ended meanwhile.
+        chunk = self.waiting.popleft()
+        self._under_way.append(chunk)
+        self._waiting_bytes -= chunk.nbytes
+        self._under_way_bytes += chunk.nbytes
+        self._queued = False
+        self._queue()
+        if len(self._under_way) == 1:
+            self._arrivals.notify()
+        if self._waiting_bytes < self._entrance.slack:
+            self._room.notify()
+
+    def _queue(self) -> None:
+        if self.waiting and not self._queued and self._under_way_bytes < self._entrance.window:
+            self._queued = True
+            self._entrance.queue(self)
 
     def _deliver(self) -> None:
         try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed or self._under_way)
-                    while not self._closed and self._under_way[0][0] > now():
-                        self._changed.wait(self._under_way[0][0] - now())
-                    if self._closed:
-                        return
-                    _, chunk, nbytes, then = self._under_way[0]
-                send_all(self._sock, chunk)
-                if then is not None:
-                    then()
-                with self._changed:
-                    self._under_way.popleft()
-                    self._bytes -= nbytes
-                    self._changed.notify_all()
+            while chunk := self._next_arrival():
+                send_all(self._sock, chunk.views)
+                if chunk.then is not None:
+                    chunk.then()
+                self._arrived(chunk)
         except Cut as cut:
-            with self._changed:
+            with self._room:
                 self._cut = cut
-                self._changed.notify_all()
+                self.waiting.clear()
+                self._room.notify()
+
+    def _next_arrival(self) -> Chunk | None:
+        with self._arrivals:
+            self._arrivals.wait_for(lambda: self._closed or self._under_way)
+            while not self._closed and (left := self._under_way[0].arrives_at - now()) > 0.0:
+                self._arrivals.wait(left)
+            return None if self._closed else self._under_way[0]
+
+    def _arrived(self, chunk: Chunk) -> None:
+        with self._room:
+            self._under_way.popleft()
+            full = self._under_way_bytes >= self._entrance.window
+            self._under_way_bytes -= chunk.nbytes
+            if full and self.waiting:
+                # The receiver held it up, not the line: it has no claim on the time before.
+                self.waiting[0].ready_at = now()
+            self._queue()
+            if not self._under_way:
+                self._room.notify()
 
 
-def _chunks(parts: Parts, size: int) -> list[tuple[list[memoryview], int]]:
-    """`parts` cut into pieces of `size` bytes, each as views and their length."""
-    chunks: list[tuple[list[memoryview], int]] = []
-    views: list[memoryview] = []
-    room = size
+def _chunks(parts: Parts, size: int, ready_at: float) -> list[Chunk]:
+    """`parts` cut into pieces of `size` bytes."""
+    chunks: list[Chunk] = []
+    room = 0
     for part in parts:
         rest = memoryview(part)
         while rest:
-            views.append(rest[:room])
-            rest = rest[room:]
-            room -= len(views[-1])
             if not room:
-                chunks.append((views, size))
-                views, room = [], size
-    if views:
-        chunks.append((views, size - room))
+                chunks.append(Chunk([], 0, ready_at))
+                room = size
+            view, rest = rest[:room], rest[room:]
+            chunks[-1].views.append(view)
+            chunks[-1].nbytes += len(view)
+            room -= len(view)
     return chunks

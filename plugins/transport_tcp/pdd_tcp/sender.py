@@ -78,6 +78,8 @@ class Sender:
                 shut(sock)
         for thread in threads:
             thread.join()
+        for entrance in self._entrances.values():
+            entrance.close()
 
     def _accept(self, listener: socket.socket, woken: socket.socket, source: BlockSource) -> None:
         poll = select.poll()
@@ -89,23 +91,29 @@ class Sender:
                 if not self._slots.acquire(timeout=0.2):
                     continue
                 poll.poll()
+                if self._closing.is_set():
+                    return
+                accepted += 1
                 try:
-                    if self._closing.is_set():
-                        return
                     sock, _ = listener.accept()
-                except OSError as error:
-                    # A peer that left at once, or no file descriptor is left: later ones are to be served.
+                    self._begin(sock, source, f"pdd-tcp-send-{accepted}")
+                except (OSError, RuntimeError) as error:
+                    # A peer that left at once, or no file or thread to be had: later ones are to be served.
                     log.warning("pdd-tcp: cannot accept: %s", error)
                     self._slots.release()
                     self._closing.wait(0.05)
-                    continue
-                accepted += 1
-                thread = threading.Thread(
-                    target=self._connection, args=(sock, source), name=f"pdd-tcp-send-{accepted}", daemon=True
-                )
-                with self._lock:
-                    self._connections[sock] = thread
-                thread.start()
+
+    def _begin(self, sock: socket.socket, source: BlockSource, name: str) -> None:
+        thread = threading.Thread(target=self._connection, args=(sock, source), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            sock.close()
+            raise
+        with self._lock:
+            # Ended threads are forgotten here rather than by themselves: `close` misses none that way.
+            self._connections = {s: t for s, t in self._connections.items() if t.is_alive()}
+            self._connections[sock] = thread
 
     def _connection(self, sock: socket.socket, source: BlockSource) -> None:
         try:
@@ -118,8 +126,7 @@ class Sender:
             log.exception("pdd-tcp: a stream failed")
         finally:
             with self._lock:
-                del self._connections[sock]
-            sock.close()
+                sock.close()
             self._slots.release()
 
     def _serve(self, sock: socket.socket, source: BlockSource) -> None:
@@ -139,6 +146,7 @@ class Sender:
             if session.leave():
                 with self._lock:
                     del self._sessions[hello.fetch]
+                session.close()
 
     def _hello(self, sock: socket.socket) -> wire.Hello:
         until = now() + self._config.io_timeout
@@ -196,4 +204,6 @@ class Sender:
 
     def _entrance(self, cluster: str, line: Line) -> Entrance:
         with self._lock:
-            return self._entrances.setdefault(cluster, Entrance(line))
+            if cluster not in self._entrances:
+                self._entrances[cluster] = Entrance(line, f"pdd-tcp-line-{cluster}")
+            return self._entrances[cluster]

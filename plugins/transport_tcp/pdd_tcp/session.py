@@ -18,8 +18,8 @@ POLL_SECONDS = 0.1
 
 
 class Session:
-    """Its streams share one feed: each takes the next block as soon as it has sent the one before. The last stream
-    to leave closes the feed."""
+    """Its streams share one feed: each takes the next block as soon as it has sent the one before. When the last
+    has left, it is to be closed."""
 
     def __init__(self, feed: Feed, subscription: Subscription, fetch: bytes, beat: float) -> None:
         self.cluster = subscription.cluster
@@ -45,8 +45,11 @@ class Session:
             if self._streams:
                 return False
             self._streams = -1
+            return True
+
+    def close(self) -> None:
+        """Drop all pins."""
         self._feed.close()
-        return True
 
     def serve(self, outlet: Outlet, left: Callable[[float], bool]) -> None:
         """Send blocks as they come until the receiver leaves, which `left(seconds)` waits for. Raises `Cut`, and

@@ -58,6 +58,8 @@ class Context:
 class Source:
     """A block source for any thread: one lock around a store, which stands for the worker's event loop."""
 
+    feed_class: type[SourceFeed]
+
     def __init__(self, layout: KvLayout = LAYOUT, blocks: int = 64, epoch: str = EPOCH) -> None:
         self.layout, self.epoch = layout, epoch
         self.store = BlockStore(layout, blocks)
@@ -110,7 +112,7 @@ class Source:
             raise TransferError(f"this worker's model is {FINGERPRINT}, not {subscription.fingerprint}")
         with self.changed:
             self.opened += 1
-            self.feeds.append(SourceFeed(self, subscription))
+            self.feeds.append(self.feed_class(self, subscription))
             self.changed.notify_all()
             return self.feeds[-1]
 
@@ -162,9 +164,12 @@ class SourceFeed:
                 self._source.changed.notify_all()
 
 
+Source.feed_class = SourceFeed
+
+
 class Sink:
     def __init__(
-        self, blocks: list[Block], layout: KvLayout = LAYOUT, on_done: Callable[[int], None] = lambda index: None
+        self, blocks: list[Block], layout: KvLayout = LAYOUT, on_done: Callable[[int], object] = lambda index: None
     ) -> None:
         self.layout, self.wanted, self.on_done = layout, blocks, on_done
         self.store = BlockStore(layout, max(1, len(blocks)))
