@@ -93,8 +93,10 @@ def _exact_tile(rows: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
     weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_().view(kv_heads, count, blocks, KEYS)
     values = v.view(blocks, KEYS, kv_heads, head_dim)
     sums = _in_order(weights.sum(-1).permute(2, 0, 1))
-    parts = torch.stack([torch.bmm(weights[h].transpose(0, 1), values[:, :, h]) for h in range(kv_heads)], dim=1)
-    return _in_order(parts) / sums[:, :, None]
+    parts = rows.new_empty(kv_heads, blocks, count, head_dim)
+    for head in range(kv_heads):
+        torch.bmm(weights[head].transpose(0, 1), values[:, :, head], out=parts[head])
+    return _in_order(parts.transpose(0, 1)) / sums[:, :, None]
 
 
 def _in_order(parts: Tensor) -> Tensor:

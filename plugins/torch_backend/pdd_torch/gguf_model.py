@@ -6,14 +6,13 @@ from pathlib import Path
 
 import gguf
 import torch
-import xxhash
 from torch import Tensor
 
 from pdd_runtime.errors import EngineError
 from pdd_runtime.plugins.engine import TokenizerFiles
 from pdd_torch import tokenizer
 from pdd_torch.architecture import from_gguf
-from pdd_torch.source import Source
+from pdd_torch.source import Source, hash_files
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -33,7 +32,7 @@ _NAMES = {
 
 class GgufModel(Source):
     def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
+        self.path, self.name, self.files = path, name, [path]
         try:
             reader = gguf.GGUFReader(path)
         except (OSError, ValueError, IndexError) as error:
@@ -43,11 +42,7 @@ class GgufModel(Source):
         self.architecture = from_gguf(self._metadata, "output.weight" not in self._tensors, str(path))
 
     def digest(self) -> str:
-        digest = xxhash.xxh3_128()
-        with self.path.open("rb") as file:
-            while piece := file.read(1 << 22):
-                digest.update(piece)
-        return digest.hexdigest()
+        return hash_files(self.files)
 
     def tensor(self, name: str) -> Tensor:
         stored = self._tensors.get(_gguf_name(name))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
 
 from pdd_torch import attention
 from pdd_torch.architecture import Architecture
-from pdd_torch.linear import BASE, Linears
+from pdd_torch.linear import Linears
 from pdd_torch.paged_kv import PagedKv
 from pdd_torch.step import Chunk
 from pdd_torch.weights import LayerWeights, Weights
@@ -22,13 +22,14 @@ Attend = Callable[[Tensor, int], Tensor]
 class Llama:
     """Reads and writes the blocks of the chunks it is given; call it from one thread only."""
 
-    def __init__(self, arch: Architecture, weights: Weights, kv: PagedKv, *, exact: bool, most_rows: int) -> None:
+    def __init__(
+        self, arch: Architecture, weights: Weights, kv: PagedKv, *, exact: bool, most_rows: int, batch_limit: int
+    ) -> None:
         self.arch, self.kv, self.exact = arch, kv, exact
-        self._multiple = BASE[kv.dtype] if exact else 1
         self._embedding, self._norm = weights.embedding, weights.norm
         linears = Linears(exact=exact, most_rows=most_rows)
         self._layers = [_Layer(layer, linears) for layer in weights.layers]
-        self._head = Linears(exact=exact, most_rows=self._multiple).make(weights.head)
+        self._head = Linears(exact=exact, most_rows=batch_limit).make(weights.head)
         # As in the reference implementation, in float32: what models were trained with.
         exponents = torch.arange(0, arch.head_dim, 2, dtype=torch.float32) / arch.head_dim
         angles = torch.arange(arch.context, dtype=torch.float32)[:, None] / arch.rope_theta**exponents
@@ -41,22 +42,19 @@ class Llama:
         arch = self.arch
         ids = torch.tensor([token for chunk in chunks for token in chunk.tokens])
         positions = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
-        count = len(ids)
-        if missing := -count % self._multiple:
-            ids, positions = pad(ids, (0, missing)), pad(positions, (0, missing))
         cos, sin = self._cos[positions], self._sin[positions]
         attends = [self._attend(chunk) for chunk in chunks]
         counts = [len(chunk.tokens) for chunk in chunks]
         write_plan = self.kv.write_plan(chunks)
 
         x = self._embedding[ids]
-        attended = x.new_zeros(len(ids), arch.heads * arch.head_dim)
+        attended = x.new_empty(len(ids), arch.heads * arch.head_dim)
         for i, layer in enumerate(self._layers):
             qkv = layer.qkv(self._normed(x, layer.attention_norm)).view(len(ids), -1, arch.head_dim)
             qk = self._rotate(qkv[:, : -arch.kv_heads], cos, sin)
             q, k, v = qk[:, : arch.heads], qk[:, arch.heads :], qkv[:, -arch.kv_heads :]
-            self.kv.write(write_plan[i], torch.stack((k[:count], v[:count])))
-            parts = zip(torch.split(q[:count], counts), torch.split(attended[:count], counts), attends, strict=True)
+            self.kv.write(write_plan[i], torch.stack((k, v)))
+            parts = zip(torch.split(q, counts), torch.split(attended, counts), attends, strict=True)
             for queries, out, attend in parts:
                 out.copy_(attend(queries, i))
             x = x + layer.output(attended)
@@ -65,9 +63,7 @@ class Llama:
 
         last = torch.tensor(counts).cumsum(0) - 1
         wanted = x[last[[chunk.sampling is not None for chunk in chunks]]]
-        rows = len(wanted)
-        logits = self._head(self._normed(pad(wanted, (0, 0, 0, -rows % self._multiple)), self._norm))
-        return logits[:rows].float()
+        return self._head(self._normed(wanted, self._norm)).float()
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, (self.arch.hidden,), weight, self.arch.norm_eps)

@@ -42,7 +42,7 @@ class PagedKv:
         groups of `multiple`."""
         size, per_block = self.layout.block_size, self.layout.layers * 2
         blocks = -(-(-(-chunk.end // multiple) * multiple) // size)
-        padded = chunk.blocks + chunk.blocks[:1] * (blocks - len(chunk.blocks))
+        padded = (chunk.blocks + chunk.blocks[:1] * blocks)[:blocks]
         first = torch.tensor(padded) * per_block
         return (torch.arange(per_block)[:, None] + first).view(self.layout.layers, 2 * blocks)
 

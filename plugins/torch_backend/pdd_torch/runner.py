@@ -41,16 +41,17 @@ class Runner:
 
     def open(self, memory: memoryview) -> None:
         """Compute in these blocks from now on."""
-        self._model = Llama(
+        self.model = Llama(
             self._source.architecture,
             self._weights,
             PagedKv(self.layout, memory),
             exact=self._spec.mode == "exact",
             most_rows=self._config.token_budget,
+            batch_limit=self._config.batch_limit,
         )
 
     @torch.inference_mode()
     def step(self, chunks: list[Chunk]) -> list[Token | None]:
         """One forward pass: for each chunk the token behind it, where one is wanted."""
-        rows = iter(self._model.forward(chunks))
+        rows = iter(self.model.forward(chunks))
         return [sample(next(rows), chunk.sampling, chunk.end) if chunk.sampling else None for chunk in chunks]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from pdd_runtime.errors import EngineError
 from pdd_runtime.plugins.engine import TokenizerFiles
 from pdd_torch import tokenizer
 from pdd_torch.architecture import from_config_json
-from pdd_torch.source import Source
+from pdd_torch.source import Source, hash_files
 
 
 class SafetensorsModel(Source):
@@ -24,9 +23,9 @@ class SafetensorsModel(Source):
         except (OSError, ValueError) as error:
             raise EngineError("the directory has no readable config.json", where=str(path), why=str(error)) from error
         self.architecture = from_config_json(self._config, str(path / "config.json"))
-        self._files = sorted(path.glob("*.safetensors"))
+        self.files = sorted(path.glob("*.safetensors"))
         self._where: dict[str, Path] = {}
-        for file in self._files:
+        for file in self.files:
             try:
                 with safe_open(file, framework="pt") as tensors:
                     self._where.update(dict.fromkeys(tensors.keys(), file))
@@ -34,12 +33,7 @@ class SafetensorsModel(Source):
                 raise EngineError("not a safetensors file", where=str(file), why=str(error)) from error
 
     def digest(self) -> str:
-        digest = xxhash.xxh3_128(json.dumps(self._config, sort_keys=True).encode())
-        for file in self._files:
-            with file.open("rb") as stream:
-                while piece := stream.read(1 << 22):
-                    digest.update(piece)
-        return digest.hexdigest()
+        return hash_files(self.files, json.dumps(self._config, sort_keys=True).encode())
 
     def tensor(self, name: str) -> Tensor:
         if name not in self._where:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import xxhash
 
 from pdd_runtime.errors import EngineError
 from pdd_runtime.plugins.engine import TokenizerFiles
@@ -21,6 +24,12 @@ class Source(ABC):
     name: str
     """What users call the model."""
     architecture: Architecture
+    files: list[Path]
+    """Where the weights lie."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
 
     @abstractmethod
     def digest(self) -> str:
@@ -32,6 +41,16 @@ class Source(ABC):
 
     @abstractmethod
     def tokenizer(self) -> TokenizerFiles: ...
+
+
+def hash_files(files: Iterable[Path], first: bytes = b"") -> str:
+    """xxh3-128 over `first` and the files' contents, in hex."""
+    digest = xxhash.xxh3_128(first)
+    for path in files:
+        with path.open("rb") as file:
+            while piece := file.read(1 << 22):
+                digest.update(piece)
+    return digest.hexdigest()
 
 
 def open_source(source: str) -> Source:

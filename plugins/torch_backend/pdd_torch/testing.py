@@ -32,8 +32,8 @@ def build_tiny_model(
     head_dim = hidden // heads
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        # Three times the usual scale: attention and next tokens then differ clearly between contexts.
-        return torch.randn(rows, columns, generator=generator) * (3 / math.sqrt(columns))
+        # Twice the usual scale: attention and next tokens then differ clearly between contexts.
+        return torch.randn(rows, columns, generator=generator) * (2 / math.sqrt(columns))
 
     tensors = {
         "model.embed_tokens.weight": torch.randn(vocab, hidden, generator=generator),

@@ -8,37 +8,46 @@ from pathlib import Path
 
 import platformdirs
 import torch
-import xxhash
 from filelock import FileLock
 from torch import Tensor
 
-from pdd_torch.source import Source
+from pdd_torch.source import Source, hash_files
 from pdd_torch.weights import FORM, prepare
 
 log = logging.getLogger(__name__)
 
+_SMALLEST = 32 * 2**20
+"""Preparing a model smaller than this takes no time worth a file."""
 
-def load(source: Source, digest: str, dtype: torch.dtype, root: Path | None = None) -> dict[str, Tensor]:
+
+def load(
+    source: Source, digest: str, dtype: torch.dtype, *, root: Path | None = None, smallest: int = _SMALLEST
+) -> dict[str, Tensor]:
     """The prepared tensors, from the cache or made now. Safe for several processes at once: one makes, the others
-    wait. An entry that is damaged is made again."""
+    wait. An entry that is damaged is made again. A model of less than `smallest` bytes is not cached."""
+    if source.bytes < smallest:
+        return prepare(source, dtype)
     root = root or platformdirs.user_cache_path("pdd-runtime") / "torch"
-    root.mkdir(parents=True, exist_ok=True)
     entry = root / f"{digest}-{str(dtype).removeprefix('torch.')}-{FORM}"
-    with FileLock(f"{entry}.lock"):
-        tensors = _read(entry)
-        if tensors is None:
-            _write(entry, prepare(source, dtype))
-            tensors = _read(entry)
-    if tensors is None:
-        raise OSError(f"{entry} cannot be read back")
-    return tensors
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{entry}.lock"):
+            cached = _read(entry)
+            if cached is None:
+                _write(entry, prepare(source, dtype))
+                cached = _read(entry)
+            if cached is not None:
+                return cached
+    except OSError as error:
+        log.warning("weights cannot be cached in %s (%s): this start, and every one, makes them anew", root, error)
+    return prepare(source, dtype)
 
 
 def _read(entry: Path) -> dict[str, Tensor] | None:
     if not entry.exists():
         return None
     try:
-        if _checksum(entry / "weights.pt") == (entry / "checksum").read_text():
+        if hash_files([entry / "weights.pt"]) == (entry / "checksum").read_text():
             tensors: dict[str, Tensor] = torch.load(entry / "weights.pt", mmap=True, weights_only=True)
             return tensors
         why = "its checksum is wrong"
@@ -54,13 +63,5 @@ def _write(entry: Path, tensors: dict[str, Tensor]) -> None:
         shutil.rmtree(path, ignore_errors=True)
     fresh.mkdir()
     torch.save(tensors, fresh / "weights.pt")
-    (fresh / "checksum").write_text(_checksum(fresh / "weights.pt"))
+    (fresh / "checksum").write_text(hash_files([fresh / "weights.pt"]))
     fresh.rename(entry)  # whole or not at all
-
-
-def _checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
