@@ -70,12 +70,17 @@ def up(
     ] = None,
     ask: Annotated[
         str | None,
-        typer.Option("--ask", metavar="TEXT", help="When ready, ask this, stream the answer and draw its timeline."),
+        typer.Option(
+            "--ask",
+            metavar="TEXT|@FILE",
+            help="When ready, ask this, or what the file says; stream the answer and draw its timeline.",
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer to --ask.")] = 128,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the processes' logs.")] = False,
 ) -> None:
     """Bring a graph up and keep it up. Ctrl-C drains it, a second Ctrl-C kills it."""
+    from pdd_runtime.cli.ask import question
     from pdd_runtime.cli.up import UpOptions, log_to, up_attached, up_detached
     from pdd_runtime.cli.validate import load_checked
     from pdd_runtime.launch import GraphState
@@ -83,7 +88,7 @@ def up(
     consoles = Consoles()
     loaded, plugins = load_checked(graph, overrides or [], consoles)
     wait = wait or (detach and ask is not None)
-    options = UpOptions(wait, wait_timeout, ask, max_tokens, quiet)
+    options = UpOptions(wait, wait_timeout, None if ask is None else question(ask), max_tokens, quiet)
     if detach or wait:
         code = asyncio.run(up_detached(loaded, options, consoles))
     else:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shlex
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,8 @@ from pdd_runtime.cli.console import plain
 from pdd_runtime.clock import now
 from pdd_runtime.errors import PddError, RemoteError, RequestError
 
+_SHOWN = 300
+"""Characters of a question that are printed."""
 _CONNECT = 5.0
 _NEXT = 120.0
 """Seconds to wait for the next piece of an answer."""
@@ -41,9 +44,23 @@ def curl(url: str, model: str) -> str:
     return f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 
+def question(text: str) -> str:
+    """What to ask: the text itself, or what stands in the file named behind an `@`. Raises `RequestError`."""
+    if not text.startswith("@"):
+        return text
+    path = Path(text[1:])
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(
+            "the question cannot be read", where=str(path), why=str(error), fix="name a UTF-8 text file behind the @"
+        ) from error
+
+
 async def ask(console: Console, url: str, text: str, max_tokens: int) -> None:
     """Print the answer piece by piece, then draw the timeline. Raises `PddError`."""
-    console.print(Text.assemble(("you: ", "bold"), text))
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN].rsplit(maxsplit=1)[0]} … ({len(text)} characters)"
+    console.print(Text.assemble(("you: ", "bold"), shown))
     async with client(url) as http:
         request = {
             "model": await model_name(url),
