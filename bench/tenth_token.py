@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -52,7 +53,7 @@ class Running:
     """A graph brought up with its own state, taken down at the end."""
 
     def __init__(self, graph: str, state: Path, overrides: list[str]) -> None:
-        self.graph, self.env = graph, {**__import__("os").environ, "PDD_STATE_DIR": str(state)}
+        self.graph, self.env = graph, {**os.environ, "PDD_STATE_DIR": str(state)}
         self.cli = [sys.executable, "-m", "pdd_runtime.cli"]
         sets = [arg for item in [*overrides, "spec.frontend.port=0"] for arg in ("--set", item)]
         subprocess.run(
