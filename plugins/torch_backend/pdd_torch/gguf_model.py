@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from pdd_runtime.errors import EngineError
 from pdd_runtime.plugins.engine import TokenizerFiles
 from pdd_torch import tokenizer
 from pdd_torch.architecture import from_gguf
+from pdd_torch.gguf_file import GgufFile
 from pdd_torch.source import Source, hash_files
 
 _NAMES = {
@@ -32,23 +33,28 @@ _NAMES = {
 
 class GgufModel(Source):
     def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name, self.files = path, name, [path]
-        try:
-            reader = gguf.GGUFReader(path)
-        except (OSError, ValueError, IndexError) as error:
-            raise EngineError("not a GGUF file", where=str(path), why=str(error)) from error
-        self._metadata = {field.name: field.contents() for field in reader.fields.values()}
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self.architecture = from_gguf(self._metadata, "output.weight" not in self._tensors, str(path))
+        self.name, self.files = name, [path]
+        self._file = GgufFile(path)
+        self.architecture = from_gguf(self._file.metadata, "output.weight" not in self._file.tensors, str(path))
 
     def digest(self) -> str:
         return hash_files(self.files)
 
     def tensor(self, name: str) -> Tensor:
-        stored = self._tensors.get(_gguf_name(name))
-        if stored is None:
-            raise EngineError(f"the file has no tensor {_gguf_name(name)}", where=str(self.path))
-        tensor = torch.tensor(gguf.quants.dequantize(stored.data, stored.tensor_type))
+        import gguf  # takes a while, and a cached model needs none of it
+
+        where, stored = str(self._file.path), _gguf_name(name)
+        if stored not in self._file.tensors:
+            raise EngineError(f"the file has no tensor {stored}", where=where)
+        kind, shape, offset = self._file.tensors[stored]
+        try:
+            quantization = gguf.GGMLQuantizationType(kind)
+            block, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
+            packed = (*shape[:-1], shape[-1] // block * block_bytes)
+            data = np.memmap(self._file.path, np.uint8, "r", offset, packed)
+            tensor = torch.tensor(gguf.quants.dequantize(data, quantization))
+        except (ValueError, KeyError, NotImplementedError) as error:
+            raise EngineError(f"the tensor {stored} cannot be read", where=where, why=str(error)) from error
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             # GGUF has the two elements that RoPE turns together side by side; here they are half a head apart.
             pairs = tensor.view(-1, self.architecture.head_dim // 2, 2, tensor.shape[1])
@@ -56,7 +62,7 @@ class GgufModel(Source):
         return tensor
 
     def tokenizer(self) -> TokenizerFiles:
-        return tokenizer.from_gguf(self._metadata, str(self.path))
+        return tokenizer.from_gguf(self._file.metadata, str(self._file.path))
 
 
 def _gguf_name(name: str) -> str:

@@ -101,7 +101,7 @@ def test_what_is_no_model_says_what_would_be_one(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"config\.json"):
         open_source(str(tmp_path))
     (tmp_path / "broken.gguf").write_bytes(b"no such thing")
-    with pytest.raises(EngineError, match="not a GGUF file"):
+    with pytest.raises(EngineError, match="not a whole GGUF file"):
         open_source(str(tmp_path / "broken.gguf"))
 
 
