@@ -57,7 +57,16 @@ class HandoffRecord(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """`what` is a fixed word or two, then, behind a colon, details for people."""
+    """`what` is a fixed word or two, then, where there is more to say, a colon and details for people.
+
+    | of | in order, as far as the route has them |
+    |---|---|
+    | the driver | route, seal, finish, cancelled, error, settling failed |
+    | prefill | prefill starts, prefill ends, first token |
+    | a receiver | KV from POOL starts, KV from POOL ends, KV from POOL failed |
+    | relay | relay starts, relay stops, relay lost, seal failed |
+    | main | recomputed, extended, main starts, commit, main stops, settled |
+    """
 
     t: float
     worker: str
@@ -131,6 +140,12 @@ class Timeline:
         """The user has the whole answer."""
         self._body.finish_reason = reason
         self.event("", f"finish: {reason}")
+
+    def cancelled(self) -> None:
+        """The client went away. Says nothing where the end was told already."""
+        if self._body.finish_reason is None and self._body.error is None:
+            self._body.error = "cancelled: the client went away before the answer was complete"
+            self.event("", "cancelled")
 
     def failed(self, error: BaseException) -> None:
         """The request ended with `error`, and the user was told so."""

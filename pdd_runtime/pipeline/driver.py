@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from pdd_runtime.errors import NoRoute, PddError
+from pdd_runtime.errors import Cancelled, NoRoute
 from pdd_runtime.graph import Graph
 from pdd_runtime.observe import Timeline, Timelines
 from pdd_runtime.pipeline import deadlines
@@ -64,7 +64,10 @@ class Driver:
         """End all sessions, and all connections. Idempotent."""
         tasks = list(self._sessions.values())
         for session, task in self._sessions.items():
-            session.output.fail(PddError("the frontend is closing", where=f"request {session.id}"))
+            error = Cancelled("the frontend is closing", where=f"request {session.id}", fix="send the request again")
+            if session.finish is None:
+                session.timeline.failed(error)
+                session.output.fail(error)
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)

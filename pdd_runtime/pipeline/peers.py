@@ -50,6 +50,10 @@ class Peer:
         """Requests there over its batch limit."""
         return max(self.load.running + self.load.waiting, self.sessions) / max(1, self.load.batch_limit)
 
+    def tokens_in(self, blocks: int) -> int:
+        """How many tokens that many blocks hold, when all are full."""
+        return blocks * self.member.info.layout.block_size if self.member.info else 0
+
     def view(self, cached_tokens: int) -> WorkerView:
         assert self.member.role != "frontend"
         return WorkerView(
@@ -81,6 +85,7 @@ class Peers:
     async def start(self) -> None:
         """Begin to look; returns at once."""
         self._task = asyncio.create_task(self._run(), name="peers")
+        self._task.add_done_callback(_say_why)
 
     async def close(self) -> None:
         """Drop all connections. Idempotent."""
@@ -158,6 +163,11 @@ class Peers:
             self._peers.pop(peer.key, None)
             self.changed.fire()
             await peer.connection.close()
+
+
+def _say_why(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("workers that come and go are not seen any more", exc_info=error)
 
 
 def cached_tokens(peers: Iterable[Peer], tokens: Sequence[int], salt: str) -> dict[WorkerKey, int]:

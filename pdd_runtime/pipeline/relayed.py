@@ -209,6 +209,8 @@ class Relayed:
         if self._relaying is not None:
             self._relaying.cancel()
         if self._relay is not None:
+            if not self.relay_stopped:
+                self.session.timeline.event(self._relay.peer, "relay stops: let go")
             await self._relay.close()
         self.session.release("relay")
 

@@ -72,8 +72,7 @@ class Session:
             async with self._tasks:
                 await flow(self)
         except asyncio.CancelledError:
-            if self.finish is None:
-                self.timeline.event("", "cancelled: the client is gone")
+            self.timeline.cancelled()
             raise
         except BaseExceptionGroup as group:
             error = _cause(group)
@@ -198,7 +197,7 @@ class Session:
                         case Fetching(blocks_cached):
                             record.blocks_cached = blocks_cached
                             if target == "main" and source == "prefill":
-                                self.timeline.cached.main = self._tokens_in(blocks_cached, taker)
+                                self.timeline.cached.main = min(taker.tokens_in(blocks_cached), len(self.prompt))
                         case FetchProgress(blocks, size):
                             record.blocks_sent, record.bytes = blocks, size
                         case Fetched(report, there):
@@ -283,10 +282,6 @@ class Session:
         leg: Leg[Any] = Leg(peer, doing, peer.connection.stream(method, request, event, timeout=None), patience)
         self._legs.append(leg)
         return leg
-
-    def _tokens_in(self, blocks: int, peer: Peer) -> int:
-        size = peer.member.info.layout.block_size if peer.member.info else 0
-        return min(blocks * size, len(self.prompt))
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -90,6 +90,17 @@ def test_an_error_is_told_as_the_user_saw_it() -> None:
     assert timeline.body()["error"] == "TimeoutError"
 
 
+def test_a_client_that_leaves_is_an_error_unless_the_end_was_told() -> None:
+    gone, served = Timeline("a", "g", 1), Timeline("b", "g", 1)
+    served.finished("stop")
+    for timeline in (gone, served):
+        timeline.cancelled()
+        timeline.cancelled()
+    assert gone.body()["error"].startswith("cancelled")
+    assert [event["what"] for event in gone.body()["events"]] == ["cancelled"]
+    assert served.body()["error"] is None
+
+
 def test_only_the_last_requests_are_kept() -> None:
     timelines = Timelines(limit=3)
     for number in range(5):

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,10 @@ spec:
   links:
     wan: {between: [dc-a, dc-b], bandwidth: 20Mbit/s, rtt: 20ms, streams: 2, emulate: true}
   pools:
-    prefill: {role: prefill, cluster: dc-a, engine: {plugin: scripted, config: &engine {eos_every: 128, token_time: 0.002}}}
-    relay: {role: relay, cluster: dc-a, engine: {plugin: scripted, config: *engine}}
-    main: {role: main, cluster: dc-b, engine: {plugin: scripted, config: *engine}}
-    all: {role: aggregated, cluster: dc-a, engine: {plugin: scripted, config: *engine}}
+    prefill: {role: prefill, cluster: dc-a, engine: &e {plugin: scripted, config: {eos_every: 128, token_time: 0.002}}}
+    relay: {role: relay, cluster: dc-a, engine: *e}
+    main: {role: main, cluster: dc-b, engine: *e}
+    all: {role: aggregated, cluster: dc-a, engine: *e}
   edges:
     - {from: prefill, to: relay, carries: kv, transport: {plugin: tcp}}
     - {from: prefill, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
@@ -233,7 +233,7 @@ async def new_fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[C
 
 
 @pytest.fixture
-def prompt(request: pytest.FixtureRequest) -> Iterator[Callable[[int], list[int]]]:
+def prompt(request: pytest.FixtureRequest) -> Callable[[int], list[int]]:
     """Makes prompts that nobody has asked before, the same ones in every run of a test."""
     randomness = random.Random(request.node.nodeid)
-    yield lambda tokens: [randomness.randrange(32, 127) for _ in range(tokens)]
+    return lambda tokens: [randomness.randrange(32, 127) for _ in range(tokens)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import PddError
+from pdd_runtime.errors import Cancelled
 from pdd_runtime.pipeline import SessionRequest
 from pdd_runtime.plugins.engine import Sampling
 
@@ -77,7 +77,7 @@ async def test_closing_after_n_tokens_frees_everything_within_a_second(
     assert driver.sessions == 0
     await fleet.idle(1.0)
     timeline = fleet.timelines.get(f"close-{route}-{tokens}")
-    assert tokens == 0 or timeline.body()["events"][-1]["what"].startswith("cancelled")
+    assert tokens == 0 or timeline.body()["error"].startswith("cancelled")
 
 
 async def test_closing_the_driver_ends_sessions_that_settle(fleet: Any, prompt: Prompt) -> None:
@@ -94,7 +94,7 @@ async def test_closing_the_driver_tells_the_users(fleet: Any, prompt: Prompt) ->
     asking = asyncio.create_task(fleet.ask(driver, prompt(100), 1000))
     await fleet.until(lambda: driver.sessions == 1, 2)
     await driver.close()
-    with pytest.raises(PddError, match="closing"):
+    with pytest.raises(Cancelled, match="closing"):
         await asking
     assert driver.sessions == 0
     await fleet.idle()

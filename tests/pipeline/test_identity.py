@@ -17,6 +17,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 Prompt = Callable[[int], list[int]]
 
+
 def relayed(strategy: str, n: int | None = None) -> tuple[str, ...]:
     config = f"{{min_relay_tokens: {n}, max_relay_tokens: {n}}}" if n else "{}"
     return (
@@ -53,9 +54,7 @@ async def test_handed_off_after_exactly_n_relay_tokens(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_handed_off_wherever_the_strategy_says(
-    fleet: Any, prompt: Prompt, strategy: str, sampling: str
-) -> None:
+async def test_handed_off_wherever_the_strategy_says(fleet: Any, prompt: Prompt, strategy: str, sampling: str) -> None:
     tokens = prompt(500)
     expected = await alone(fleet, tokens, 100, **SAMPLINGS[sampling])
     answer = await fleet.ask(await fleet.driver(*relayed(strategy)), tokens, 100, **SAMPLINGS[sampling])
@@ -71,7 +70,9 @@ async def test_handed_off_wherever_the_strategy_says(
 async def test_without_a_relay(fleet: Any, prompt: Prompt, sampling: str) -> None:
     tokens = prompt(150)
     expected = await alone(fleet, tokens, 40, **SAMPLINGS[sampling])
-    answer = await fleet.ask(await fleet.driver("spec.routing={plugin: never-relay}"), tokens, 40, **SAMPLINGS[sampling])
+    answer = await fleet.ask(
+        await fleet.driver("spec.routing={plugin: never-relay}"), tokens, 40, **SAMPLINGS[sampling]
+    )
     assert answer.tokens == expected.tokens
     assert answer.timeline["route"] == "P-MD"
     assert answer.timeline["tokens"] == {"prefill": 1, "relay": 0, "main": 39}

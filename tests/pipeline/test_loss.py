@@ -56,6 +56,7 @@ MOMENTS: dict[str, tuple[tuple[str, ...], str, Condition, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_a_killed_worker_ends_its_sessions_with_its_name_and_no_others(
     new_fleet: Callable[..., Any], prompt: Prompt, moment: str
@@ -64,7 +65,7 @@ async def test_a_killed_worker_ends_its_sessions_with_its_name_and_no_others(
     fleet = new_fleet(*SLOW, "spec.links.wan.bandwidth=1Mbit/s")
     await fleet.start()
     driver, alone = await fleet.driver(*overrides), await fleet.aggregated()
-    other = asyncio.create_task(fleet.ask(alone, prompt(50), 300))
+    other = asyncio.create_task(fleet.ask(alone, prompt(50), 120))
     asking = asyncio.create_task(fleet.ask(driver, prompt(1500), 1000, id="doomed"))
     await when(fleet, "doomed", condition)
     await fleet.kill(pool)
@@ -105,6 +106,7 @@ async def test_a_relay_that_dies_after_it_has_given_all_is_not_missed(
     await fleet.idle()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_comes_back_serves_again(new_fleet: Callable[..., Any], prompt: Prompt) -> None:
     fleet = new_fleet()
     await fleet.start()
