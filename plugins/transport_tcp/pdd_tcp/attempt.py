@@ -85,11 +85,10 @@ class Attempt:
         family, _, _, _, address = self._resolve()
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             with self._lock:
-                if self._over:
-                    raise Cut("the fetch is over")
                 self._sockets.add(sock)
             try:
-                yield sock, self._greet(sock, address, hello)
+                self._connect(sock, address)
+                yield sock, self._greet(sock, hello)
             finally:
                 with self._lock:
                     self._sockets.discard(sock)
@@ -100,15 +99,23 @@ class Attempt:
         except OSError as error:
             raise Cut(f"cannot resolve {self._address[0]}: {error.strerror}") from error
 
-    def _greet(self, sock: socket.socket, address: Any, hello: wire.Hello) -> wire.Accept:
+    def _connect(self, sock: socket.socket, address: Any) -> None:
+        try:
+            sock.settimeout(min(CONNECT_SECONDS, self._config.io_timeout))
+            sock.connect(address)
+        except OSError as error:
+            raise Cut(f"cannot connect: {error.strerror or error}") from error
+        with self._lock:
+            if self._over:  # `end` may have come before there was a connection to close.
+                raise Cut("the fetch is over")
+
+    def _greet(self, sock: socket.socket, hello: wire.Hello) -> wire.Accept:
         timeout = self._config.io_timeout
         try:
-            sock.settimeout(min(CONNECT_SECONDS, timeout))
-            sock.connect(address)
             sock.settimeout(timeout)
             sock.sendall(wire.pack(hello))
         except OSError as error:
-            raise Cut(f"cannot connect: {error.strerror or error}") from error
+            raise Cut(f"the connection broke: {error.strerror or error}") from error
         answer = wire.unpack_answer(receive_message(sock, wire.ANSWER_LIMIT, now() + timeout))
         if isinstance(answer, wire.Refuse):
             raise PddError.from_wire(answer.error)

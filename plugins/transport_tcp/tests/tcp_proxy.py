@@ -21,6 +21,7 @@ class Proxy:
         self._target, self._faults = target, list(faults)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
         self.count = 0
 
     async def __aenter__(self) -> Self:
@@ -33,6 +34,10 @@ class Proxy:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
     @property
     def endpoint(self) -> str:
@@ -67,9 +72,12 @@ class Proxy:
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
+        except asyncio.CancelledError:
+            pass  # By `restart` or the end of the test; the server's own callback takes no cancelled task.
         finally:
             for each in writers:
                 each.transport.abort() if fault and fault.kind == "cut" else each.close()
+            self._writers += writers
             self._connections.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Fault | None) -> None:

@@ -69,6 +69,7 @@ async def test_a_line_that_spoils_every_block_is_given_up(party: Party) -> None:
     async with Proxy(await party("dc-a").serve(source, "127.0.0.1"), *faults) as proxy:
         with pytest.raises(TransferError, match="9 frames came damaged"):
             await party("dc-b", retry_delay="1ms").fetch(proxy.endpoint, subscription(wanted), Sink(wanted))
+    await asyncio.to_thread(source.wait_for_feeds, 0)
     assert source.pinned == 0
 
 
