@@ -16,6 +16,16 @@ from pdd_runtime.plugins.handoff import HandoffConfig, HandoffStrategy, HandoffV
 WAIT = Step("wait")
 
 
+def seal_next(view: HandoffView) -> Step:
+    """Seal behind the token that the relay is making now, where it is making one.
+
+    It is already paid for, and the user gets it in the meantime: so the gap begins with its delivery, just when main
+    is told to begin, and no part of a decode step is added to it.
+    """
+    making = view.relay_tokens > 0 and not view.relay_stopped
+    return Step("seal", view.known + 1 if making else view.known)
+
+
 class OneShot(HandoffStrategy):
     """Seals as soon as main has the prompt's KV; main then extends over everything at once.
 
@@ -27,9 +37,10 @@ class OneShot(HandoffStrategy):
     def step(self, view: HandoffView) -> Step:
         if not view.main_ready or view.known == 0:
             return WAIT
+        step = seal_next(view)
         if view.relay_stopped:
-            return Step("seal", view.known)
-        return Step("seal", max(view.known, 1 + self.config.min_relay_tokens))
+            return step
+        return Step("seal", max(step.tokens, 1 + self.config.min_relay_tokens))
 
 
 class KvTransfer(OneShot):
@@ -71,9 +82,9 @@ class CatchUp(HandoffStrategy):
     would not either (the RTT alone is that long), and the relay would never be let go. Above `threshold` that would
     be a visible stop, so there such a round (main was busy) is forgiven, `patience` times.
 
-    The gap that the user sees: from the seal at the last token known, main's request takes half an RTT, its one pass
-    over the few outstanding tokens about a decode step, its first token half an RTT back, and at worst a step
-    under way on main has to end first. So RTT + 2 decode steps.
+    The gap that the user sees: from the relay's last token, main's request takes half an RTT, its one pass over the few
+    outstanding tokens about a decode step, its first token half an RTT back, and at worst a step under way on main has
+    to end first. So RTT + 2 decode steps.
     """
 
     name = "catch-up"
@@ -85,7 +96,7 @@ class CatchUp(HandoffStrategy):
             return WAIT
         if view.relay_stopped:
             # Nothing is gained by rounds: the user is waiting for main already.
-            return Step("seal", view.known)
+            return seal_next(view)
         if view.extending:
             return WAIT
         outstanding, many = view.outstanding, view.outstanding > self.config.threshold
@@ -94,7 +105,7 @@ class CatchUp(HandoffStrategy):
         shrank = view.last_outstanding is None or outstanding < view.last_outstanding
         if outstanding > self.config.seal_at and (shrank or (many and view.rounds < self.config.patience)):
             return Step("extend", view.known)
-        return Step("seal", view.known)
+        return seal_next(view)
 
 
 @hookimpl

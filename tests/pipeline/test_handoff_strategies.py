@@ -47,17 +47,19 @@ def test_nothing_is_sealed_before_the_first_token(cls: type[HandoffStrategy]) ->
 
 
 @pytest.mark.parametrize("cls", [OneShot, KvTransfer])
-def test_one_shot_seals_at_what_is_known_as_soon_as_main_is_ready(cls: type[HandoffStrategy]) -> None:
+def test_one_shot_seals_as_soon_as_main_is_ready(cls: type[HandoffStrategy]) -> None:
     assert make(cls).step(view(1)) == Step("seal", 1)
-    assert make(cls).step(view(300)) == Step("seal", 300)
+    # The relay is making token 301: it is still for the user.
+    assert make(cls).step(view(300)) == Step("seal", 301)
+    assert make(cls).step(view(300, relay_stopped=True)) == Step("seal", 300)
 
 
 @pytest.mark.parametrize("cls", [OneShot, KvTransfer])
 def test_one_shot_lets_the_relay_make_its_minimum(cls: type[HandoffStrategy]) -> None:
     strategy = make(cls, min_relay_tokens=7)
     assert strategy.step(view(1)) == Step("seal", 8)
-    assert strategy.step(view(8)) == Step("seal", 8)
-    assert strategy.step(view(20)) == Step("seal", 20)
+    assert strategy.step(view(7)) == Step("seal", 8)
+    assert strategy.step(view(20)) == Step("seal", 21)
 
 
 def test_what_moves_the_relays_kv_says_so() -> None:
@@ -69,18 +71,18 @@ def test_catch_up_extends_before_it_seals() -> None:
     assert strategy.step(view(100)) == Step("extend", 100)
     assert strategy.step(view(100, extending=True)) == Step("wait")
     assert strategy.step(view(110, main_known=100, rounds=1, last_outstanding=100)) == Step("extend", 110)
-    assert strategy.step(view(112, main_known=110, rounds=2, last_outstanding=10)) == Step("seal", 112)
+    assert strategy.step(view(112, main_known=110, rounds=2, last_outstanding=10)) == Step("seal", 113)
 
 
 def test_catch_up_seals_when_rounds_do_not_get_shorter() -> None:
     strategy = make(CatchUp)
-    assert strategy.step(view(120, main_known=110, rounds=2, last_outstanding=10)) == Step("seal", 120)
+    assert strategy.step(view(120, main_known=110, rounds=2, last_outstanding=10)) == Step("seal", 121)
 
 
 def test_catch_up_forgives_a_slow_round_while_much_is_outstanding() -> None:
     strategy = make(CatchUp, threshold=64, patience=3)
     assert strategy.step(view(200, main_known=100, rounds=2, last_outstanding=100)) == Step("extend", 200)
-    assert strategy.step(view(200, main_known=100, rounds=3, last_outstanding=100)) == Step("seal", 200)
+    assert strategy.step(view(200, main_known=100, rounds=3, last_outstanding=100)) == Step("seal", 201)
 
 
 def test_catch_up_extends_in_batches_while_the_relay_must_go_on() -> None:
@@ -88,7 +90,7 @@ def test_catch_up_extends_in_batches_while_the_relay_must_go_on() -> None:
     assert strategy.step(view(65)) == Step("extend", 65)
     assert strategy.step(view(64)) == Step("wait")
     assert strategy.step(view(100, main_known=65, rounds=1, last_outstanding=65)) == Step("wait")
-    assert strategy.step(view(201, main_known=197, rounds=3, last_outstanding=65)) == Step("seal", 201)
+    assert strategy.step(view(201, main_known=197, rounds=3, last_outstanding=65)) == Step("seal", 202)
 
 
 @pytest.mark.parametrize("cls", ALL)
@@ -158,7 +160,7 @@ class Pair:
                 extend = (tick + self.latency + outstanding / self.extend_rate, step.tokens, outstanding)
             elif step.kind == "seal":
                 assert step.tokens >= known
-                sealed = step.tokens
+                sealed = min(step.tokens, bound)
                 if known == sealed:
                     return "sealed", known
         raise AssertionError("it never ended")
