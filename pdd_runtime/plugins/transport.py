@@ -31,9 +31,14 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     """The sender's epoch the receiver believes in; another one is refused."""
     cluster: str
     """Where the receiver is."""
+    secret: str
+    """The graph's: whoever asks must belong to it."""
     priority: int = 0
     deadline: float = 60.0
     """Seconds from now."""
+
+    def __repr__(self) -> str:
+        return f"Subscription({self.request_id}: {len(self.blocks)} blocks, to {self.cluster})"
 
 
 class Ready(msgspec.Struct, frozen=True):

@@ -28,8 +28,9 @@ SLACK = 1.0
 class Agent:
     """Fetches KV into the store it shares with the engine; `source` gives out what is there."""
 
-    def __init__(self, store: WorkerStore, info: EngineInfo, cluster: str, source: Source) -> None:
-        self.source = source
+    def __init__(self, store: WorkerStore, info: EngineInfo, cluster: str, source: Source, *, secret: str) -> None:
+        """`secret`: the graph's, which every source asks for."""
+        self.source, self._secret = source, secret
         self._store, self._info, self._cluster = store, info, cluster
         self._claims: Claims = {}
         self._fetches: set[Fetch] = set()
@@ -126,6 +127,7 @@ class Agent:
             fingerprint=self._info.fingerprint,
             epoch=request.epoch,
             cluster=self._cluster,
+            secret=self._secret,
             priority=request.priority,
             deadline=max(0.0, deadline - asyncio.get_running_loop().time()),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Callable
 
 from pdd_runtime.errors import LayoutError, TransferError
@@ -21,8 +22,17 @@ class Source:
     its request runs here, or has not been seen for `grace` seconds; otherwise it is gone."""
 
     def __init__(
-        self, store: BlockStore, info: EngineInfo, epoch: str, activity: Activity, *, grace: float = GRACE
+        self,
+        store: BlockStore,
+        info: EngineInfo,
+        epoch: str,
+        activity: Activity,
+        *,
+        secret: str,
+        grace: float = GRACE,
     ) -> None:
+        """`secret`: the graph's, which every subscriber must know."""
+        self._secret = secret.encode()
         self._store, self._info, self._epoch, self._activity, self._grace = store, info, epoch, activity, grace
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[SourceFeed, asyncio.TimerHandle | None] = {}
@@ -46,6 +56,8 @@ class Source:
     def open(self, subscription: Subscription) -> SourceFeed:
         """Thread-safe. Raises `LayoutError` or `TransferError` when the two sides do not fit."""
         where = f"KV of request {subscription.request_id}"
+        if not hmac.compare_digest(subscription.secret.encode(), self._secret):
+            raise TransferError("the subscriber does not know this graph's secret", where=where)
         if subscription.epoch != self._epoch:
             raise TransferError(
                 f"the worker of epoch {subscription.epoch} is gone",

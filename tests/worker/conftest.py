@@ -172,8 +172,8 @@ class Side:
         self.root = seed(fingerprint, layout.spec)
         self.store = WorkerStore(layout, blocks)
         self.activity = Activity()
-        self.source = Source(self.store, self.info, epoch, self.activity, grace=grace)
-        self.agent = Agent(self.store, self.info, "here", self.source)
+        self.source = Source(self.store, self.info, epoch, self.activity, secret="shared", grace=grace)
+        self.agent = Agent(self.store, self.info, "here", self.source, secret="shared")
 
     def publish(self, tokens: Sequence[int], first: int = 0, last: int | None = None) -> None:
         """What an engine does: commit blocks `first` to `last` of a sequence, and hold none."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pdd_runtime.errors import Cancelled, DeadlineExceeded
+from pdd_runtime.errors import Cancelled, DeadlineExceeded, TransferError
 from pdd_runtime.kv import chain
 from pdd_runtime.plugins.transport import Gone, Ready, Subscription, Wanted
 from pdd_runtime.worker.feed import SourceFeed
@@ -18,7 +18,7 @@ from pdd_runtime.worker.feed import SourceFeed
 TOKENS = tuple(range(100, 126))
 
 
-def subscribe(side: Any, deadline: float = 5.0, request_id: str = "r") -> SourceFeed:
+def subscribe(side: Any, deadline: float = 5.0, request_id: str = "r", secret: str = "shared") -> SourceFeed:
     blocks = tuple(Wanted(block.name, block.tokens) for block in chain(side.root, TOKENS, 4))
     feed: SourceFeed = side.source.open(
         Subscription(
@@ -28,6 +28,7 @@ def subscribe(side: Any, deadline: float = 5.0, request_id: str = "r") -> Source
             fingerprint="model",
             epoch="e1",
             cluster="there",
+            secret=secret,
             deadline=deadline,
         )
     )
@@ -140,3 +141,14 @@ async def test_evicted_blocks_of_an_ended_request_are_gone(make_side: Any) -> No
     assert side.store.stats.used == 0
     feed.close()
     await side.unused()
+
+
+async def test_a_stranger_without_the_secret_gets_nothing(make_side: Any) -> None:
+    side = make_side()
+    side.publish(TOKENS)
+    with pytest.raises(TransferError) as told:
+        subscribe(side, secret="guessed")
+    assert "secret" in told.value.what
+    assert "guessed" not in str(told.value)
+    assert "shared" not in str(told.value)
+    assert side.source.feeds == 0

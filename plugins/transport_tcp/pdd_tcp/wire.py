@@ -39,8 +39,12 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
     fingerprint: str
     epoch: str
     cluster: str
+    secret: str
     priority: int
     deadline: float
+
+    def __repr__(self) -> str:
+        return f"Subscribe({self.request_id})"
 
     @classmethod
     def of(cls, subscription: Subscription, fetch: bytes, beat: float) -> Subscribe:
@@ -55,6 +59,7 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
             fingerprint=subscription.fingerprint,
             epoch=subscription.epoch,
             cluster=subscription.cluster,
+            secret=subscription.secret,
             priority=subscription.priority,
             deadline=subscription.deadline,
         )
@@ -75,6 +80,7 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
             fingerprint=self.fingerprint,
             epoch=self.epoch,
             cluster=self.cluster,
+            secret=self.secret,
             priority=self.priority,
             deadline=self.deadline,
         )

@@ -43,6 +43,7 @@ def subscription(
         fingerprint=fingerprint,
         epoch=epoch,
         cluster=cluster,
+        secret="shared",
         deadline=deadline,
     )
 

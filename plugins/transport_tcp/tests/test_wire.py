@@ -34,6 +34,7 @@ def test_a_subscription_crosses_unchanged(blocks: list[tuple[bytes, int]], reque
         fingerprint="f",
         epoch="e",
         cluster="c",
+        secret="s",
         priority=3,
         deadline=deadline,
     )
