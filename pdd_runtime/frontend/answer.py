@@ -55,7 +55,6 @@ class Answer(Response):
         self._service, self._job = service, job
         self._paces = [Pace(arrived) for _ in job.sessions]
         self._arrived = arrived
-        self._sessions: list[asyncio.Task[None]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         inbox = Inbox()
@@ -64,14 +63,14 @@ class Answer(Response):
             try:
                 async with asyncio.TaskGroup() as group:
                     watch = group.create_task(_watch(receive, inbox))
-                    self._sessions = [
+                    sessions = [
                         group.create_task(self._run(session, i, inbox)) for i, session in enumerate(self._job.sessions)
                     ]
                     try:
                         status = await (self._stream(inbox, send) if self._job.stream else self._whole(inbox, send))
                     finally:
                         # Closing a session's generator is what cancels it on its workers.
-                        for task in (watch, *self._sessions):
+                        for task in (watch, *sessions):
                             task.cancel()
             finally:
                 self._record(status)
@@ -98,11 +97,11 @@ class Answer(Response):
             finished: set[int] = set()
             for index, made in await inbox.take():
                 choice = choices[index]
-                before = choice.tokens
-                if choice.finish_reason is None and choice.push(made):
+                before, cut = choice.tokens, choice.cut
+                if choice.push(made):
                     finished.add(index)
-                    if choice.cut:
-                        choice.cached_tokens = self._service.stopped(self._job.sessions[index].id)
+                elif choice.cut and not cut:
+                    self._service.driver.stop(self._job.sessions[index].id)
                 moved[index] = moved.get(index, 0) + choice.tokens - before
             at = now()
             for index, tokens in moved.items():
@@ -110,8 +109,6 @@ class Answer(Response):
                     self._paces[index].sent(tokens, at)
             left -= len(finished)
             yield [Progress(i, choices[i].take(), choices[i].finish_reason if i in finished else None) for i in moved]
-            for index in finished:
-                self._end(index)
 
     async def _stream(self, inbox: Inbox, send: Send) -> int:
         form = self._job.form
@@ -175,12 +172,6 @@ class Answer(Response):
         unexpected = not isinstance(error, PddError)
         log.warning("request %s failed: %s", self._job.sessions[0].id, error, exc_info=error if unexpected else None)
         return answer_for(error)
-
-    def _end(self, index: int) -> None:
-        """A choice is complete. Where a stop string ended it, its session still runs."""
-        task = self._sessions[index]
-        if not task.done():
-            task.cancel()
 
     def _listed(self) -> list[Listed]:
         seconds = round(now() - self._arrived, 6)

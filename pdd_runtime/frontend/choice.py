@@ -47,24 +47,28 @@ class Choice:
         """How many were made, those of a stop string included."""
         self.cached_tokens = 0
         self.finish_reason: FinishReason | None = None
+        """Set as soon as its text is whole."""
+        self.complete = False
+        """Its session has ended as well, and said what it had cached."""
         self.cut = False
-        """A stop string ended it; its session knows nothing of that."""
+        """A stop string ended it; its session must be told."""
 
     def push(self, item: Token | Finish) -> bool:
-        """Take the next item; True once the answer is complete. What comes after that is ignored."""
-        if self.finish_reason is not None:
-            return True
+        """Take the next item; True for the last one. Tokens that come behind a stop string are ignored."""
         if isinstance(item, Finish):
-            self.cached_tokens = item.cached_tokens
-            self._finish(item.reason)
+            self.complete, self.cached_tokens = True, item.cached_tokens
+            if not self.cut:
+                self._finish(item.reason)
             return True
+        if self.cut:
+            return False
         self.tokens += 1
         if self._wants_entries:
             self._waiting.append(Entry(item, self._produced))
         text = self._detokenizer.push(item.id)
         if text:
             self._let_through(text)
-        return self.finish_reason is not None
+        return False
 
     def take(self) -> Piece:
         """All that may go out and has not yet."""

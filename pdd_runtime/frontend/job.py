@@ -19,10 +19,10 @@ class Job(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        return all(choice.finish_reason is not None for choice in self.choices)
+        return all(choice.complete for choice in self.choices)
 
     def usage(self) -> Usage:
-        """So far; the truth once every choice has finished."""
+        """So far; the truth once every choice is complete."""
         prompt = sum(len(session.tokens) for session in self.sessions)
         completion = sum(choice.tokens for choice in self.choices)
         cached = sum(choice.cached_tokens for choice in self.choices)

@@ -104,16 +104,6 @@ class Service:
         running = [line for listed in self._running.values() for line in listed()]
         return [*reversed(running), *reversed(self._ended)]
 
-    def stopped(self, session_id: str) -> int:
-        """A stop string ended the answer: say so on the timeline, before the session is closed as if its client
-        had left. Returns how many prompt tokens were cached, which the session says only at its own end."""
-        timeline = self.timelines.get(session_id)
-        if timeline is None:
-            return 0
-        timeline.finished("stop")
-        cached = timeline.cached.main if timeline.cached.prefill is None else timeline.cached.prefill
-        return cached or 0
-
     def ended(self, session_id: str, status: int, seconds: float, pace: Pace | None = None) -> None:
         """Count a session that ended, or a request that never became one."""
         ended = Listed(session_id, status, round(seconds, 6), pace.tokens if pace else 0)

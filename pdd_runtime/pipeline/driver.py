@@ -131,6 +131,13 @@ class Driver:
                 task.cancel()
                 await asyncio.wait({task})
 
+    def stop(self, id: str) -> None:
+        """End the answer of request `id` where it is, as by a stop string: `run` gives `Finish`, and main still gets
+        its KV. Nothing happens where it has ended."""
+        for session in self._sessions:
+            if session.id == id:
+                session.stop()
+
     def _begin(self, request: SessionRequest, timeline: Timeline) -> tuple[Session, asyncio.Task[None]]:
         try:
             route = self._plan(request.tokens, request.salt, request.max_tokens)

@@ -49,6 +49,8 @@ class Session:
         self.output = Output()
         self.finish: Finish | None = None
         """The user has the whole answer."""
+        self.cut = False
+        """The user had enough before the model had: workers that still decode for it are stopped."""
         self.cached_tokens = 0
         """Prompt tokens that were cached where the prompt was computed."""
         self.last_token_at = 0.0
@@ -145,6 +147,11 @@ class Session:
             self.timeline.finished(reason)
             self.output.put(self.finish)
             self.changed.fire()
+
+    def stop(self) -> None:
+        """The user has all they want, as by a stop string: end as if the model had stopped here."""
+        self.cut = self.finish is None
+        self.end("stop")
 
     # Steps
 
@@ -250,6 +257,9 @@ class Session:
             match event:
                 case Tokens(tokens):
                     await take(tokens)
+                    if self.cut:
+                        await leg.close()
+                        return Stopped("stop", len(self.prompt) + len(self.log))
                 case Stopped():
                     return event
         raise EngineError(f"{leg.doing}: the stream ended without a stop", where=f"worker {leg.peer}")

@@ -87,11 +87,15 @@ class GivenDriver:
     """The driver's interface in this process; what a session yields is a script: what it gives, in order, is a
     token's bytes, an error to raise, an event to wait for, or a Finish. For the API's shape only."""
 
+    cached = 3
+    """Cached tokens of an answer that was stopped."""
+
     def __init__(self, *script: object, logprobs: bool = True) -> None:
         self.script = script
         self.ready, self.why_not_ready = True, ""
         self.requests: list[SessionRequest] = []
         self.closed: list[str] = []
+        self.stops: dict[str, asyncio.Event] = {}
         self.sessions = 0
         self._info = EngineInfo(
             model="given",
@@ -112,14 +116,22 @@ class GivenDriver:
     def workers(self) -> list[object]:
         return []
 
+    def stop(self, id: str) -> None:
+        self.stops[id].set()
+
     async def run(self, request: SessionRequest) -> AsyncGenerator[Token | Finish, None]:
         self.requests.append(request)
+        stop = self.stops[request.id] = asyncio.Event()
         self.sessions += 1
         position = len(request.tokens)
         try:
             for made in self.script:
+                if stop.is_set():
+                    break
                 if isinstance(made, bytes):
                     for id in made:
+                        if stop.is_set():
+                            break
                         top = ((id, -0.5), (0xF0, -2.0)) if request.sampling.logprobs else ()
                         yield Token(position, id, None if request.sampling.logprobs is None else -0.5, top)
                         position += 1
@@ -127,11 +139,19 @@ class GivenDriver:
                     yield Token(position, made, None if request.sampling.logprobs is None else -0.5)
                     position += 1
                 elif isinstance(made, asyncio.Event):
-                    await made.wait()
+                    waits = [asyncio.create_task(event.wait()) for event in (made, stop)]
+                    try:
+                        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        for wait in waits:
+                            wait.cancel()
                 elif isinstance(made, Exception):
                     raise made
                 elif isinstance(made, Finish):
                     yield made
+                    return
+            if stop.is_set():
+                yield Finish("stop", self.cached)
         finally:
             self.sessions -= 1
             self.closed.append(request.id)

@@ -188,6 +188,7 @@ async def test_a_stop_string_ends_the_answer_and_the_session(given: Start) -> No
     answer = (await server.client.post("/v1/completions", json={"prompt": "x", "stop": "\n\n"})).json()
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("one", "stop")
     assert answer["usage"]["completion_tokens"] == 5
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == server.driver.cached
     got = await events(server.client, "/v1/completions", {"prompt": "x", "stop": ["zzz", "\n\n"]})
     assert got[-2]["choices"][0]["finish_reason"] == "stop"
     assert "".join(chunk["choices"][0]["text"] for chunk in got[:-1]) == "one"

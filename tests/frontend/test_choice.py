@@ -78,11 +78,14 @@ async def test_entries_wait_for_their_text(bytes_language: Language) -> None:
 
 async def test_after_a_stop_string_nothing_comes(bytes_language: Language) -> None:
     choice = Choice(bytes_language, ["!"], entries=False)
-    assert [choice.push(Token(i, id)) for i, id in enumerate(b"hi!")] == [False, False, True]
-    assert choice.push(Token(3, ord("x"))) is True
-    assert choice.push(Finish("length", 0)) is True
+    for i, id in enumerate(b"hi!"):
+        assert not choice.push(Token(i, id))
+    assert (choice.cut, choice.finish_reason, choice.complete) == (True, "stop", False)
+    assert choice.push(Token(3, ord("x"))) is False
+    assert choice.push(Finish("length", 5)) is True
     assert choice.take() == ("hi", [])
-    assert (choice.finish_reason, choice.tokens) == ("stop", 3)
+    assert (choice.finish_reason, choice.tokens, choice.cached_tokens) == ("stop", 3, 5)
+    assert choice.complete
 
 
 async def test_what_is_held_back_comes_out_at_the_end(bytes_language: Language) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.prompts import PROMPTS
-from tests.integration.stack import Stack
 
 from pdd_runtime.frontend.language import Language
 from pdd_runtime.pipeline import Driver
 from pdd_runtime.plugins.engine import Sampling, Token
+from tests.integration.prompts import PROMPTS
+from tests.integration.stack import Stack
 
 EXACT = "spec.model.mode=exact"
 FAST_LINE = "spec.links.wan.rtt=4ms"

@@ -9,6 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from pdd_runtime.ids import new_id
+from pdd_runtime.pipeline import Finish, SessionRequest
+from pdd_runtime.plugins.engine import Sampling, Token
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Prompt = Callable[[int], list[int]]
@@ -191,4 +195,33 @@ async def test_the_end_of_the_context_ends_the_answer(fleet: Any, prompt: Prompt
     answer = await fleet.ask(await fleet.driver(routing), prompt(8100), 200)
     assert answer.finish.reason == "length"
     assert len(answer.tokens) == 92
+    await fleet.idle()
+
+
+@pytest.mark.parametrize(("overrides", "after"), [((RELAY, STAY), 5), ((RELAY,), 80), ((NEVER,), 1), ((NEVER,), 9)])
+async def test_an_answer_that_is_stopped_ends_at_once_and_main_keeps_its_kv(
+    fleet: Any, prompt: Prompt, overrides: tuple[str, ...], after: int
+) -> None:
+    driver, tokens = await fleet.driver(*overrides), prompt(320)
+    request = SessionRequest(
+        id=new_id("req"), tokens=tuple(tokens), max_tokens=2000, sampling=Sampling(temperature=0.0)
+    )
+    got: list[Token] = []
+    finish = None
+    async for item in driver.run(request):
+        if isinstance(item, Finish):
+            finish = item
+            continue
+        got.append(item)
+        if len(got) == after:
+            driver.stop(request.id)
+    assert finish == Finish("stop", 0)
+    # What was queued when it was stopped still comes.
+    assert after <= len(got) < 1000
+    await fleet.idle()
+    timeline = fleet.timelines.get(request.id).body()
+    assert (timeline["finish_reason"], timeline["error"]) == ("stop", None)
+    driver.stop(request.id)
+    again = await fleet.ask(await fleet.driver(NEVER), tokens, 2)
+    assert again.timeline["cached"]["main"] == 320
     await fleet.idle()
