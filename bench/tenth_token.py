@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -46,7 +47,7 @@ class Stream:
 
     @property
     def longest_gap(self) -> float:
-        return max(b - a for a, b in zip(self.times, self.times[1:], strict=False))
+        return max(b - a for a, b in pairwise(self.times))
 
 
 class Running:
@@ -103,7 +104,7 @@ def cold_prompt(rng: random.Random, tokens: int) -> list[int]:
 def decode_step(stream: Stream, tail: int = 40) -> float:
     """The median time between two tokens of main's, at the end of the stream."""
     times = stream.times[-tail:]
-    return statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
+    return statistics.median(b - a for a, b in pairwise(times))
 
 
 def measure_line(prompt_tokens: int, rng: random.Random, state: Path) -> tuple[float, float]:

@@ -40,7 +40,8 @@ async def at_rest(stack: Stack, within: float = 10.0) -> None:
     while busy := {k: v for k, v in stack.loads().items() if v["blocks_used"] or v["sessions"] or v["running"]}:
         assert now() < until, busy
         await asyncio.sleep(0.05)
-    assert "pdd_sessions 0.0" in httpx.get(f"{stack.url}/metrics").text
+    async with httpx.AsyncClient() as client:
+        assert "pdd_sessions 0.0" in (await client.get(f"{stack.url}/metrics")).text
 
 
 def completion(stack: Stack, prompt: list[int], max_tokens: int, **more: Any) -> dict[str, Any]:
