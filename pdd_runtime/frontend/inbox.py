@@ -16,7 +16,7 @@ class Item(NamedTuple):
     made: Token | Finish
 
 
-class ClientGone(Exception):  # noqa: N818 - nobody's error
+class ClientGone(Exception):
     """The client closed its connection: nobody reads the answer."""
 
 

@@ -24,7 +24,7 @@ _FORMS = {
 }
 
 
-class GraphErrors(GraphError):  # noqa: N818 - several of them
+class GraphErrors(GraphError):
     """Several faults of one graph. It reads like the first; `errors` has them all, in the file's order."""
 
     code = "graphs"

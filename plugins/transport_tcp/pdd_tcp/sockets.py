@@ -18,7 +18,7 @@ def _open_gate(length: int) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-class Cut(Exception):  # noqa: N818 - an event between two attempts, not an error a caller sees
+class Cut(Exception):
     """The connection is of no use any more; what is missing may be asked for on another."""
 
 
