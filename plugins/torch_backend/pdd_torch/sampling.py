@@ -8,7 +8,7 @@ from torch import Tensor
 from pdd_runtime.plugins.engine import Sampling, Token
 from pdd_runtime.plugins.sampling import uniform
 
-_LIKELIEST = 1024
+_LIKELIEST = 512
 """So many tokens are sorted at first; where the answer is not among them, all are."""
 
 
@@ -27,9 +27,8 @@ def sample(logits: Tensor, sampling: Sampling, position: int) -> Token:
 
 def _draw(logits: Tensor, sampling: Sampling, position: int) -> int:
     """Inverse transform sampling, the likeliest token first: the position's one random number picks."""
-    scaled = logits.double() / sampling.temperature
-    weights = (scaled - scaled.max()).exp()
-    total, u = float(weights.sum()), uniform(sampling.seed, position)
+    weights = ((logits - logits.max()) / sampling.temperature).exp()
+    total, u = float(weights.sum(dtype=torch.float64)), uniform(sampling.seed, position)
     ids = _ranked(logits, max(_LIKELIEST, sampling.top_k + 1))
     picked = _pick(weights[ids], total, len(ids) == len(logits), sampling, u)
     if picked is None:
@@ -52,7 +51,7 @@ def _pick(weights: Tensor, total: float, whole: bool, sampling: Sampling, u: flo
     """The index of the token drawn. `weights` (the first is 1, in falling order) belong to the likeliest tokens, to
     all if `whole`; `total` is the weight of all. Every filter keeps a head of the ranking. None: the head it keeps,
     or the token drawn, is not among these."""
-    mass, kept = weights.cumsum(0), len(weights)
+    mass, kept = weights.cumsum(0, dtype=torch.float64), len(weights)
     if 0 < sampling.top_k < kept:
         kept, whole, total = sampling.top_k, True, float(mass[sampling.top_k - 1])
     if sampling.top_p < 1:
