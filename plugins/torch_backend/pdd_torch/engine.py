@@ -73,6 +73,8 @@ class TorchEngine(Engine):
         self._runner: Runner = await loop.run_in_executor(self._thread, self._load)
         layout = self._runner.layout
         blocks = config.kv_blocks or max(1, config.kv_memory // layout.block_bytes)
+        if self._closed:
+            raise EngineError("the engine is closed")
         self._store: BlockStore = host.open_store(layout, blocks)
         await loop.run_in_executor(self._thread, self._runner.open, self._store.buffer())
         self._scheduler = Scheduler(self._store, config.batch_limit, config.token_budget)

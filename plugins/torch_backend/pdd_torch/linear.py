@@ -12,9 +12,10 @@ from torch.nn.functional import pad
 Linear = Callable[[Tensor], Tensor]
 """[rows, in] to [rows, out]."""
 
-_BASE = {torch.float32: 16, torch.bfloat16: 64}
-"""What exact mode calls right: the bits of a product of so many rows. Any number would do; with these, larger products
-and, for float32, smaller ones give the same bits (measured with MKL and oneDNN, with AVX-512 and AMX)."""
+_BASE = {torch.float32: 16, torch.bfloat16: 32}
+"""What exact mode calls right: the bits of a product of so many rows. Any number would do; with these, smaller products
+and, for float32, larger ones give the same bits (measured with MKL and oneDNN, with AVX-512 and AMX). With 64 for
+bfloat16 larger ones would instead: a faster prefill, but a slower decode."""
 _STEP = 64
 """Above so many rows, a pass over the weights more costs less than computing rows for nothing."""
 

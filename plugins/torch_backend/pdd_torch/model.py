@@ -30,11 +30,9 @@ class Llama:
         linears = Linears(exact=exact, most_rows=most_rows)
         self._layers = [_Layer(layer, linears) for layer in weights.layers]
         self._head = Linears(exact=exact, most_rows=batch_limit).make(weights.head)
-        # As in the reference implementation, in float32: what models were trained with.
+        # In float32, as the reference implementation does it: what models were trained with.
         exponents = torch.arange(0, arch.head_dim, 2, dtype=torch.float32) / arch.head_dim
-        angles = torch.arange(arch.context, dtype=torch.float32)[:, None] / arch.rope_theta**exponents
-        self._cos = angles.cos().repeat(1, 2)[:, None]
-        self._sin = torch.cat([-angles.sin(), angles.sin()], dim=1)[:, None]
+        self._frequencies = 1 / arch.rope_theta**exponents
 
     @torch.inference_mode()
     def forward(self, chunks: list[Chunk]) -> Tensor:
@@ -42,7 +40,8 @@ class Llama:
         arch = self.arch
         ids = torch.tensor([token for chunk in chunks for token in chunk.tokens])
         positions = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
-        cos, sin = self._cos[positions], self._sin[positions]
+        angles = (positions[:, None] * self._frequencies)[:, None]
+        cos, sin = torch.cat([angles.cos()] * 2, dim=-1), torch.cat([-angles.sin(), angles.sin()], dim=-1)
         attends = [self._attend(chunk) for chunk in chunks]
         counts = [len(chunk.tokens) for chunk in chunks]
         write_plan = self.kv.write_plan(chunks)

@@ -82,8 +82,9 @@ class Sequence:
             self._settle(token)
 
     def seal(self, tokens: int) -> None:
-        """Stop at this length, or at once if it is past, but not before the known tokens are extended."""
-        self._sealed = tokens
+        """Stop at this length, or at once if it is past, but not before the known tokens are extended.
+        A later seal can only come closer: what has once been planned without a sample gets none."""
+        self._sealed = tokens if self._sealed is None else min(self._sealed, tokens)
         if self._settled and not self.in_step and not self.over and not self.samples:
             self._publish_tail()
             self._stop("sealed")
