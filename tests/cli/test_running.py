@@ -120,7 +120,7 @@ def test_a_requests_timeline_is_drawn(cli: Cli) -> None:
 
 
 def test_a_killed_worker_is_noticed_at_once_and_replaced(cli: Cli) -> None:
-    follow = cli.start("logs", "main", "-f", "-n", "0")
+    follow = cli.start("logs", "main", "-f")
     before = cli.ps()[0]
     os.kill(before["pid"], signal.SIGKILL)
     killed_at = time.monotonic()

@@ -19,12 +19,14 @@ from pdd_runtime.clock import now
 from tests.integration.stack import Stack
 
 BLOCK = 16
+SLOW = "spec.links.wan.bandwidth=8Mbit/s"
+"""So that 3,000 of the tiny model's tokens take a second and a half, and the relay has its time."""
 
 
 @pytest.fixture(scope="module")
 def stack(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     state = tmp_path_factory.mktemp("state")
-    with Stack("quickstart", state, f"spec.model.source={tiny}", "spec.links.wan.rtt=10ms") as stack:
+    with Stack("quickstart", state, f"spec.model.source={tiny}", "spec.links.wan.rtt=10ms", SLOW) as stack:
         yield stack
 
 
@@ -44,10 +46,12 @@ async def at_rest(stack: Stack, within: float = 10.0) -> None:
         assert "pdd_sessions 0.0" in (await client.get(f"{stack.url}/metrics")).text
 
 
-def completion(stack: Stack, prompt: list[int], max_tokens: int, **more: Any) -> dict[str, Any]:
-    """One request, not streamed; returns its timeline."""
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **more}
-    response = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60).raise_for_status()
+async def completion(stack: Stack, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+    """One request, not streamed; returns its timeline when main has settled as well."""
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    async with httpx.AsyncClient(timeout=60) as client:
+        response = (await client.post(f"{stack.url}/v1/completions", json=body)).raise_for_status()
+    await at_rest(stack)
     return stack.timeline(response)
 
 
@@ -80,22 +84,20 @@ async def test_sixteen_streams_at_once_through_the_openai_client(stack: Stack, c
 async def test_a_second_turn_sends_only_its_suffix_over_the_wan(stack: Stack) -> None:
     rng = random.Random("second turn")
     first = [rng.randrange(32, 127) for _ in range(400)]
-    cold = completion(stack, first, 20)
+    cold = await completion(stack, first, 20)
     assert cold["route"] == "P-RLD-MD"
     assert cold["cached"] == {"prefill": 0, "main": 0}
     assert kv(cold, "prefill->main")["blocks_sent"] == 400 // BLOCK
-    await at_rest(stack)
     second = first + [rng.randrange(32, 127) for _ in range(160)]
-    warm = completion(stack, second, 20)
+    warm = await completion(stack, second, 20)
     wan = kv(warm, "prefill->main")
     block_bytes = kv(cold, "prefill->main")["bytes"] // kv(cold, "prefill->main")["blocks_sent"]
     assert wan["blocks_sent"] == 160 // BLOCK
     assert wan["bytes"] == 160 // BLOCK * block_bytes
     assert wan["blocks_cached"] == 400 // BLOCK
     assert warm["cached"] == {"prefill": 400, "main": 400}
-    await at_rest(stack)
     # All but everything is there now: the relay has nothing to hide, and the timeline says why.
-    third = completion(stack, [*second, 65, 66, 67], 20)
+    third = await completion(stack, [*second, 65, 66, 67], 20)
     assert third["route"] == "P-MD"
     assert "99%" in third["reason"]
 
@@ -149,7 +151,7 @@ async def test_a_killed_worker_is_noticed_its_sessions_told_and_the_others_live_
     body = {
         "model": "tiny",
         "prompt": [rng.randrange(32, 127) for _ in range(12_000 if role == "prefill" else 3_000)],
-        "max_tokens": 900,
+        "max_tokens": 6_000 if role == "main" else 900,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
@@ -176,8 +178,7 @@ async def test_a_killed_worker_is_noticed_its_sessions_told_and_the_others_live_
     after = {row["pool"]: row for row in stack.ps()}
     assert all(after[pool]["pid"] == before[pool]["pid"] for pool in before if pool != role)
     wait_for(lambda: httpx.get(f"{stack.url}/ready").status_code == 200, 10)
-    assert completion(stack, [65, 66, 67], 5)["finish_reason"] in ("length", "stop")
-    await at_rest(stack)
+    assert (await completion(stack, [65, 66, 67], 5))["finish_reason"] in ("length", "stop")
 
 
 async def busy_with(client: httpx.AsyncClient, stack: Stack, what: str) -> str:
