@@ -23,6 +23,15 @@ class ModelSpec(BaseModel, frozen=True, extra="forbid"):
     """`exact`: prefill, extend and decode are bit-identical at any batch, at some cost in speed."""
 
 
+class Guide(msgspec.Struct, frozen=True, kw_only=True):
+    """The form the output must have. Its state is rebuilt from the output tokens of every request, so it passes a
+    handoff as the token log does."""
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    text: str = ""
+    """A JSON Schema, a regular expression, a JSON list of strings, or a Lark grammar; empty for `json_object`."""
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen. The random number of a position depends on (seed, position) alone."""
 
@@ -37,6 +46,31 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """None: none. N: the chosen token's logprob and the N likeliest alternatives."""
     stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    """No stop token is drawn before so many output tokens."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit for each time it is in the output so far (OpenAI's definition)."""
+    presence_penalty: float = 0.0
+    """Taken from a token's logit if it is in the output so far."""
+    repetition_penalty: float = 1.0
+    """A logit of a token in prompt or output is divided by it where positive, multiplied where negative
+    (Keskar et al. 2019, arXiv 1909.05858)."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+    guide: Guide | None = None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The capabilities an engine must have for this, by name."""
+        penalised = (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+        wanted = {
+            "logprobs": self.logprobs is not None,
+            "penalties": penalised,
+            "logit_bias": bool(self.logit_bias),
+            "min_tokens": self.min_tokens > 0,
+            "guided": self.guide is not None,
+        }
+        return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
@@ -121,6 +155,15 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     seeded: bool = False
     position_keyed_sampling: bool = False
     exact: bool = False
+    penalties: bool = False
+    logit_bias: bool = False
+    min_tokens: bool = False
+    guided: bool = False
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those of the yes-or-no ones that it has."""
+        return frozenset(name for name in self.__struct_fields__ if getattr(self, name) is True)
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
