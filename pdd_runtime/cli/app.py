@@ -143,9 +143,24 @@ def validate(graph: GraphFile, overrides: Overrides = None) -> None:
     run(graph, overrides or [], Consoles())
 
 
-@app.command(epilog="Example:  pdd-runtime plugins --format json")
-def plugins(output: Output = Format.table) -> None:
-    """List the installed plugins, and what is wrong with broken ones."""
+plugins_app = typer.Typer(
+    invoke_without_command=True,
+    epilog="Examples:  pdd-runtime plugins   |   pdd-runtime plugins list --format json",
+    rich_markup_mode=None,
+)
+app.add_typer(plugins_app, name="plugins")
+
+
+@plugins_app.callback()
+def plugins(context: typer.Context, output: Output = Format.table) -> None:
+    """List the installed plugins, and what is wrong with broken ones. A subcommand does something else with them."""
+    if context.invoked_subcommand is None:
+        plugins_list(output)
+
+
+@plugins_app.command("list", epilog="Example:  pdd-runtime plugins list --format json")
+def plugins_list(output: Output = Format.table) -> None:
+    """List the installed plugins, and what is wrong with broken ones. This is what `plugins` alone does."""
     from pdd_runtime.cli.plugins import plugins as run
 
     run(output is Format.json, Consoles())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,15 @@ DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
 def commands() -> dict[str, Any]:
-    group: Any = typer.main.get_command(app)
-    return dict(group.commands)
+    """By name; those of a group as "group name"."""
+
+    def walk(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, command in group.commands.items():
+            yield f"{prefix}{name}", command
+            if hasattr(command, "commands"):
+                yield from walk(command, f"{prefix}{name} ")
+
+    return dict(walk(typer.main.get_command(app), ""))
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
@@ -34,7 +42,7 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_the_manual_has_every_command_and_option(name: str) -> None:
     text = DOCS.read_text()
-    section = re.search(rf"^## `pdd-runtime {name}\b.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    section = re.search(rf"^##+ `pdd-runtime {name}(?=[` ]).*?(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
     assert section, f"no section on {name}"
     for parameter in commands()[name].params:
         for option in parameter.opts if parameter.param_type_name == "option" else []:
