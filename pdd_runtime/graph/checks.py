@@ -22,7 +22,14 @@ def check(graph: Graph, document: Document) -> list[GraphError]:
     names = [*_names(scene)]
     if names:
         return names
-    checks: tuple[Callable[[_Scene], Iterator[GraphError]], ...] = (_links, _edges, _relays, _routes, _frontend)
+    checks: tuple[Callable[[_Scene], Iterator[GraphError]], ...] = (
+        _links,
+        _edges,
+        _models,
+        _relays,
+        _routes,
+        _frontend,
+    )
     return [error for check in checks for error in check(scene)]
 
 
@@ -179,6 +186,28 @@ def _crossing(scene: _Scene, edge: Edge, route: Route, arrow: str) -> Iterator[G
         )
 
 
+def _models(scene: _Scene) -> Iterator[GraphError]:
+    """Who passes KV or tokens to another computes the same model: each pool with a model of its own is told once."""
+    told: set[str] = set()
+    for edge in scene.spec.edges:
+        ends = (edge.source, edge.target)
+        ours, theirs = (scene.graph.model_of(pool) for pool in ends)
+        one_engine = len({scene.spec.pools[pool].engine.plugin for pool in ends}) == 1
+        # Each engine has its own names for models, so sources of two engines say nothing.
+        for key in ("source", "dtype", "mode") if one_engine else ("dtype", "mode"):
+            a, b = getattr(ours, key), getattr(theirs, key)
+            own = next((pool for pool in reversed(ends) if scene.spec.pools[pool].model), edge.target)
+            if a == b or own in told:
+                continue
+            told.add(own)
+            yield scene.error(
+                ("spec", "pools", own, "model", key),
+                f'pools "{ends[0]}" and "{ends[1]}" do not compute the same model: {key} is {a} and {b}',
+                why=f"{edge.carries} of the one would mean something else to the other, which refuses it",
+                fix="set spec.model for all pools; a pool's own `model` replaces it whole",
+            )
+
+
 def _relays(scene: _Scene) -> Iterator[GraphError]:
     """A relay hides the WAN from the user, so its own KV must not cross it."""
     for index, edge in enumerate(scene.spec.edges):
@@ -235,7 +264,8 @@ def _relay_route(scene: _Scene, name: str, mains: set[str]) -> Iterator[GraphErr
     if not prefills:
         why, fix = "no prefill pool feeds it with kv", f"{{from: PREFILL, to: {name}, carries: kv, transport: …}}"
     elif not targets:
-        why, fix = "it hands off to no main pool", f"{{from: {name}, to: MAIN, carries: tokens}}"
+        why = "it hands off to no main pool, and every route ends on main"
+        fix = f"{{from: {name}, to: MAIN, carries: tokens}}"
     else:
         why = "no prefill pool feeds both it and the main pool that it hands off to"
         fix = f"{{from: {prefills[0]}, to: {targets[0]}, carries: kv, transport: …}}"
@@ -253,3 +283,6 @@ def _frontend(scene: _Scene) -> Iterator[GraphError]:
                 why="the frontend drives every session: it sends tokens to each pool",
                 fix="declare that link, or move the frontend with spec.frontend.cluster",
             )
+
+
+_CHECKS: tuple[Callable[[_Scene], Iterator[GraphError]], ...] = (_links, _edges, _models, _relays, _routes, _frontend)

@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from pdd_runtime.errors import GraphError
 from pdd_runtime.graph.document import Document, Route, dotted
 
+_NEAR = 0.6
+"""How like two names must be, of 1."""
 _FORMS = {
     "int": "a whole number",
     "float": "a number",
@@ -50,7 +52,7 @@ def raise_all(errors: Sequence[GraphError]) -> None:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """`did you mean "x"?`, or nothing where no name is near."""
-    close = get_close_matches(name, list(names), n=1, cutoff=0.6)
+    close = get_close_matches(name, list(names), n=1, cutoff=_NEAR)
     return f'did you mean "{close[0]}"?' if close else ""
 
 
@@ -77,8 +79,33 @@ def _bare(kind: Any) -> Any:
     return kind
 
 
-def explain(fault: Mapping[str, Any], model: type[BaseModel], document: Document, base: Route = ()) -> GraphError:
-    """One entry of `ValidationError.errors()` as a `GraphError`. `base` is where `model` stands in the document."""
+def explain_all(
+    faults: Iterable[Mapping[str, Any]], model: type[BaseModel], document: Document, base: Route = ()
+) -> list[GraphError]:
+    """Every fault once: a key that is missing because it is misspelt is told as the misspelling."""
+    faults = list(faults)
+    missing = {tuple(fault["loc"]) for fault in faults if fault["type"] == "missing"}
+    meant = {}
+    for fault in faults:
+        location = tuple(fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            lacking = [str(other[-1]) for other in missing if other[:-1] == location[:-1]]
+            close = get_close_matches(str(location[-1]), lacking, n=1, cutoff=_NEAR)
+            if close:
+                meant[location] = close[0]
+    misspelt = {(*location[:-1], key) for location, key in meant.items()}
+    return [
+        explain(fault, model, document, base, meant.get(tuple(fault["loc"]), ""))
+        for fault in faults
+        if not (fault["type"] == "missing" and tuple(fault["loc"]) in misspelt)
+    ]
+
+
+def explain(
+    fault: Mapping[str, Any], model: type[BaseModel], document: Document, base: Route = (), meant: str = ""
+) -> GraphError:
+    """One entry of `ValidationError.errors()` as a `GraphError`. `base` is where `model` stands in the document,
+    `meant` the missing key that an unknown one stands for."""
     location: Route = tuple(fault["loc"])
     kind, value = str(fault["type"]), fault["input"]
     if location and location[-1] == "[key]":
@@ -91,15 +118,13 @@ def explain(fault: Mapping[str, Any], model: type[BaseModel], document: Document
             f'unknown key "{key}" in {dotted(parent)}',
             where=document.locate_key(route),
             why=f"the keys here are {', '.join(known)}" if known else "no key is known here",
-            fix=nearest(str(key), known) or "remove it",
+            fix=f'did you mean "{meant}"?' if meant else nearest(str(key), known) or "remove it",
         )
     if kind == "missing":
         if isinstance(key, int):
             return GraphError(f"{dotted(parent)} lacks item {key + 1}", where=document.locate(parent))
-        present = _value_at(document.data, parent)
-        typo = nearest(str(key), set(present) - set(known)) if isinstance(present, dict) else ""
         return GraphError(
-            f'{dotted(parent)} has no "{key}"', where=document.locate(parent), fix=typo or f'add "{key}:" below it'
+            f'{dotted(parent)} has no "{key}"', where=document.locate(parent), fix=f'add "{key}:" below it'
         )
     if kind == "string_pattern_mismatch":
         of_key = fault["loc"][-1] == "[key]"
@@ -109,7 +134,7 @@ def explain(fault: Mapping[str, Any], model: type[BaseModel], document: Document
             why="names are lower-case letters, digits and dashes, at most 63, with no dash at either end",
         )
     context: Mapping[str, Any] = fault.get("ctx", {})
-    why, fix = _sentence(kind, str(fault["msg"]), context), ""
+    why, fix = _sentence(kind, str(fault["msg"]), context), str(getattr(context.get("error"), "fix", ""))
     if kind == "literal_error":
         options = [option for option in str(context["expected"]).split("'")[1::2] if option]
         why, fix = f"it must be {' or '.join(options)}", nearest(str(value), options)
@@ -136,12 +161,3 @@ def _shown(value: object) -> str:
         return "a list" if value else "an empty list"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:56]}…'"
-
-
-def _value_at(data: Any, route: Route) -> Any:
-    for step in route:
-        try:
-            data = data[step]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return data

@@ -14,7 +14,7 @@ from pdd_runtime.graph import document as documents
 from pdd_runtime.graph import overrides as changes
 from pdd_runtime.graph.checks import check
 from pdd_runtime.graph.document import Document, Route
-from pdd_runtime.graph.faults import explain, raise_all
+from pdd_runtime.graph.faults import explain_all, raise_all
 from pdd_runtime.graph.models import Graph
 
 
@@ -54,8 +54,7 @@ def _loaded(document: Document, path: Path, overrides: Sequence[str]) -> LoadedG
         # By way of JSON, where strictness knows lists only: a list is a tuple, but "2" is no number.
         graph = Graph.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
-        faults = [explain(dict(fault), Graph, document) for fault in error.errors(include_url=False)]
-        raise_all(in_order(faults))
+        raise_all(in_order(explain_all(error.errors(include_url=False), Graph, document)))
         raise
     raise_all(in_order(check(graph, document)))
     return LoadedGraph(graph, path, document)

@@ -9,19 +9,57 @@ from typing import Annotated
 from pydantic import BeforeValidator, PlainSerializer
 
 _NUMBER = re.compile(r"^\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-z/]*)\s*$", re.ASCII)
+_LOOSE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ/]+)\s*$")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _BITS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
 _BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
+def _spellings(unit: str) -> tuple[str, ...]:
+    """Of a bandwidth: `Mbit/s` as mbps, mb/s, mbit, mbits, mbits/s."""
+    short = unit.lower().removesuffix("bit/s")
+    return tuple(f"{short}{rest}" for rest in ("bps", "b/s", "bit", "bits", "bits/s"))
+
+
+_ALIASES = {
+    **{alias: unit for unit in _BITS for alias in _spellings(unit)},
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("msec", "msecs", "millis", "milliseconds"), "ms"),
+    **dict.fromkeys(("usec", "µs", "microseconds"), "us"),
+    **dict.fromkeys(("m", "mins", "minute", "minutes"), "min"),
+}
+"""Other spellings that are clear, in lower case."""
+
+
+class UnitError(ValueError):
+    """Not a quantity. `fix` is what was probably meant, or empty."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
 def _parse(value: object, units: dict[str, float], kind: str) -> float:
     match = _NUMBER.match(value) if isinstance(value, str) else None
     if not match or match[2] not in units:
-        raise ValueError(f"{value!r} is not a {kind}: write a number and one of {', '.join(units)}")
+        raise UnitError(
+            f"{value!r} is not a {kind}: write a number and one of {', '.join(units)}", _meant(value, units)
+        )
     number = float(match[1]) * units[match[2]]
     if not math.isfinite(number):
-        raise ValueError(f"{value!r} is not a {kind}: the number is too large")
+        raise UnitError(f"{value!r} is not a {kind}: the number is too large")
     return number
+
+
+def _meant(value: object, units: dict[str, float]) -> str:
+    match = _LOOSE.match(value) if isinstance(value, str) else None
+    if not match:
+        return ""
+    number, unit = match[1], match[2]
+    if unit in ("MB/s", "GB/s", "kB/s") and "bit/s" in units:
+        return f'did you mean "{float(number) * 8:g}{unit[0]}bit/s"? Bandwidths are in bits'
+    exact = next((known for known in units if known.lower() == unit.lower()), _ALIASES.get(unit.lower(), ""))
+    return f'did you mean "{number}{exact}"?' if exact in units else ""
 
 
 def _write(value: float, units: dict[str, float], base: str) -> str:

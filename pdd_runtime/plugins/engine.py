@@ -225,9 +225,17 @@ class Engine(ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type[BaseModel]]
+    """Where it has a field `block_size`, that is the tokens in a block of the engine's layout: `validate` compares
+    those of pools between which KV moves."""
 
     def __init__(self, config: BaseModel, model: ModelSpec) -> None:
         self.config, self.model = config, model
+
+    @classmethod
+    def promises(cls, model: ModelSpec) -> Capabilities | None:
+        """What it will be able to do, so that `validate` can tell what a graph asks in vain; None: that is known
+        only once it has started."""
+        return None
 
     @abstractmethod
     async def start(self, host: EngineHost) -> EngineInfo:

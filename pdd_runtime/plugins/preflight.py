@@ -9,6 +9,7 @@ from typing import Any
 from pdd_runtime.errors import GraphError, PddError, PluginError
 from pdd_runtime.graph import LoadedGraph, PluginRef
 from pdd_runtime.graph.document import Route
+from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.plugins.manager import PluginManager
 
 _Find = Callable[[str], type[Any]]
@@ -16,7 +17,9 @@ _Find = Callable[[str], type[Any]]
 
 def preflight(loaded: LoadedGraph, plugins: PluginManager) -> list[PddError]:
     """Everything that is wrong, each with its place in the graph's file."""
-    return [*_references(loaded, plugins), *_handoff_edges(loaded, plugins)]
+    faults = [*_references(loaded, plugins)]
+    # What compares settings needs settings that are right.
+    return faults or [*_handoff_edges(loaded, plugins), *_layouts(loaded, plugins), *_capabilities(loaded, plugins)]
 
 
 def _references(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
@@ -54,10 +57,7 @@ def _locate(loaded: LoadedGraph, config: Route, setting: Route) -> str:
 def _handoff_edges(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
     """What the strategy sends from relay to main needs an edge that carries it."""
     spec = loaded.graph.spec
-    try:
-        carries = plugins.handoff(spec.handoff.plugin).carries
-    except PluginError:
-        return
+    carries = plugins.handoff(spec.handoff.plugin).carries
     for name, pool in spec.pools.items():
         feeds = {edge.carries for edge in spec.edges if edge.source == name}
         if pool.role == "relay" and carries not in feeds:
@@ -67,4 +67,58 @@ def _handoff_edges(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddE
                 where=loaded.locate(("spec", "handoff")),
                 why=f"the relay pool has edges for {', '.join(sorted(feeds)) or 'nothing'}",
                 fix=f"add an edge {{from: {name}, to: MAIN, carries: {carries}{more}}}, or choose another strategy",
+            )
+
+
+def _layouts(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
+    """Blocks that move from pool to pool must lie alike on both sides, as far as the settings say how."""
+    spec = loaded.graph.spec
+    for edge in spec.edges:
+        if edge.carries != "kv":
+            continue
+        ours, theirs = (_block_size(spec.pools[pool].engine, plugins) for pool in (edge.source, edge.target))
+        if None in (ours, theirs) or ours == theirs:
+            continue
+        own = next(
+            (pool for pool in (edge.target, edge.source) if "block_size" in spec.pools[pool].engine.config), edge.target
+        )
+        yield GraphError(
+            f'pools "{edge.source}" and "{edge.target}" cut KV into blocks of {ours} and {theirs} tokens',
+            where=loaded.locate(("spec", "pools", own, "engine", "config", "block_size")),
+            why="KV moves between them block by block, and blocks are not converted",
+            fix="set the same block_size in both",
+        )
+
+
+def _block_size(engine: PluginRef, plugins: PluginManager) -> int | None:
+    """See `Engine.Config`."""
+    config = plugins.configure(plugins.engine(engine.plugin), engine.config, "")
+    size = getattr(config, "block_size", None)
+    return size if isinstance(size, int) else None
+
+
+def _capabilities(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
+    """What the graph asks of engines that say beforehand what they can do."""
+    graph = loaded.graph
+    promises = {}
+    for name, pool in graph.spec.pools.items():
+        model = graph.model_of(name)
+        promise = promises[name] = plugins.engine(pool.engine.plugin).promises(ModelSpec(**model.model_dump()))
+        if promise is not None and model.mode == "exact" and not promise.exact:
+            own = ("spec", "pools", name, "model") if pool.model else ("spec", "model")
+            yield GraphError(
+                f'pool "{name}" cannot compute in exact mode',
+                where=loaded.locate((*own, "mode")),
+                why=f"engine {pool.engine.plugin} has only the fast one",
+                fix="set mode: fast, or choose another engine",
+            )
+    for index, edge in enumerate(graph.spec.edges):
+        ends = [(graph.spec.pools[pool].engine.plugin, promises[pool]) for pool in (edge.source, edge.target)]
+        native = [engine for engine, promise in ends if promise is not None and promise.kv == "native"]
+        if edge.carries == "kv" and native and ends[0][0] != ends[1][0]:
+            yield GraphError(
+                f"edge {edge.source} → {edge.target} moves KV from engine {ends[0][0]} to engine {ends[1][0]}",
+                where=loaded.locate(("spec", "edges", index)),
+                why=f"the KV of engine {native[0]} is its own: no other engine reads it",
+                fix="give both pools one engine, or engines with portable KV",
             )

@@ -95,6 +95,10 @@ class ScriptedEngine(Engine):
         self._refusal: EngineError | None = EngineError("the engine has not started")
         self._made = 0
 
+    @classmethod
+    def promises(cls, model: ModelSpec) -> Capabilities:
+        return Capabilities(logprobs=True, seeded=True, position_keyed_sampling=True, exact=True)
+
     async def start(self, host: EngineHost) -> EngineInfo:
         config = self._config
         await asyncio.sleep(config.start_time)
@@ -122,7 +126,7 @@ class ScriptedEngine(Engine):
             capacity_blocks=config.capacity_blocks,
             context_length=config.context_length,
             batch_limit=config.batch_limit,
-            capabilities=Capabilities(logprobs=True, seeded=True, position_keyed_sampling=True, exact=True),
+            capabilities=self.promises(self.model),
         )
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:

@@ -113,7 +113,8 @@ EDGES = """\
             "from: relay, to: main, carries: tokens",
             "from: prefill, to: main, carries: tokens",
             [
-                'g.yaml:15:12: relay pool "relay" is on no route\n  why: it hands off to no main pool\n'
+                'g.yaml:15:12: relay pool "relay" is on no route\n'
+                "  why: it hands off to no main pool, and every route ends on main\n"
                 "  fix: add an edge {from: relay, to: MAIN, carries: tokens}",
                 "g.yaml:20:7: edge prefill → main carries tokens from a prefill pool to a main pool\n"
                 "  why: kv goes prefill → relay, prefill → main and relay → main; tokens go relay → main",
@@ -123,7 +124,8 @@ EDGES = """\
             "{from: relay, to: main, carries: tokens, link: wan}",
             "{from: relay, to: relay, carries: tokens}",
             [
-                'g.yaml:15:12: relay pool "relay" is on no route\n  why: it hands off to no main pool\n'
+                'g.yaml:15:12: relay pool "relay" is on no route\n'
+                "  why: it hands off to no main pool, and every route ends on main\n"
                 "  fix: add an edge {from: relay, to: MAIN, carries: tokens}",
                 'g.yaml:20:7: pool "relay" feeds itself\n  fix: remove the edge, or name another pool',
             ],
@@ -211,6 +213,25 @@ EDGES = """\
                 "  fix: declare that link, or move the frontend with spec.frontend.cluster"
             ],
         ),
+        (
+            "main: {role: main, cluster: dc-b, ",
+            "main: {role: main, cluster: dc-b, model: {source: tiny, dtype: bfloat16}, ",
+            [
+                'g.yaml:16:68: pools "prefill" and "main" do not compute the same model: '
+                "dtype is float32 and bfloat16\n"
+                "  why: kv of the one would mean something else to the other, which refuses it\n"
+                "  fix: set spec.model for all pools; a pool's own `model` replaces it whole",
+            ],
+        ),
+        (
+            "relay: {role: relay, cluster: dc-a, ",
+            "relay: {role: relay, cluster: dc-a, model: {source: small}, ",
+            [
+                'g.yaml:15:57: pools "prefill" and "relay" do not compute the same model: source is tiny and small\n'
+                "  why: kv of the one would mean something else to the other, which refuses it\n"
+                "  fix: set spec.model for all pools; a pool's own `model` replaces it whole",
+            ],
+        ),
     ],
 )
 def test_what_no_single_key_shows_is_found(pdd: str, old: str, new: str, messages: list[str]) -> None:
@@ -253,3 +274,9 @@ def test_names_are_told_before_what_builds_on_them(pdd: str) -> None:
     with pytest.raises(GraphErrors) as caught:
         loads(pdd.replace("cluster: dc-a", "cluster: dc-x"))
     assert all("there is no cluster" in error.what for error in caught.value.errors)
+
+
+def test_two_engines_may_call_a_model_by_two_names(pdd: str) -> None:
+    old = "main: {role: main, cluster: dc-b, engine: {plugin: some}}"
+    assert old in pdd
+    loads(pdd.replace(old, "main: {role: main, cluster: dc-b, engine: {plugin: other}, model: {source: tiny-hf}}"))

@@ -276,3 +276,19 @@ _PLACES = [
 def test_no_value_anywhere_makes_anything_but_a_graph_error(pdd: str, place: str, value: object) -> None:
     with suppress(GraphError):
         loads(pdd, [f"{place}={json.dumps(value)}"])
+
+
+def test_a_misspelt_key_is_told_once_and_not_as_missing_too(pdd: str) -> None:
+    assert fault(pdd.replace("bandwidth: 200Mbit/s", "bandwith: 200Mbit/s")) == (
+        'g.yaml:11:34: unknown key "bandwith" in spec.links.wan\n'
+        "  why: the keys here are between, bandwidth, rtt, jitter, streams, price, emulate\n"
+        '  fix: did you mean "bandwidth"?'
+    )
+
+
+def test_a_unit_of_another_tool_is_told_in_ours(pdd: str) -> None:
+    assert fault(pdd.replace("200Mbit/s", "200Mbps")) == (
+        "g.yaml:11:45: spec.links.wan.bandwidth is '200Mbps'\n"
+        "  why: '200Mbps' is not a bandwidth: write a number and one of bit/s, kbit/s, Mbit/s, Gbit/s\n"
+        '  fix: did you mean "200Mbit/s"?'
+    )

@@ -33,3 +33,23 @@ def test_quantities_are_written_as_people_do() -> None:
 def test_what_is_no_duration_is_refused(text: object) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(Duration).validate_python(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "form", "meant"),
+    [
+        ("200Mbps", Bandwidth, 'did you mean "200Mbit/s"?'),
+        ("200 mbit/s", Bandwidth, 'did you mean "200Mbit/s"?'),
+        ("1.5Gb/s", Bandwidth, 'did you mean "1.5Gbit/s"?'),
+        ("25MB/s", Bandwidth, 'did you mean "200Mbit/s"? Bandwidths are in bits'),
+        ("50 msec", Duration, 'did you mean "50ms"?'),
+        ("5m", Duration, 'did you mean "5min"?'),
+        ("50Mbps", Duration, ""),
+        ("200", Bandwidth, ""),
+        (50, Duration, ""),
+    ],
+)
+def test_another_units_name_is_told_in_ours(written: object, form: object, meant: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(form).validate_python(written)
+    assert caught.value.errors()[0]["ctx"]["error"].fix == meant

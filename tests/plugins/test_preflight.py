@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pdd_runtime.graph import load
 from pdd_runtime.plugins import PluginManager, load_plugins
+from pdd_runtime.plugins.engine import Capabilities, ModelSpec
 from pdd_runtime.plugins.preflight import preflight
+from pdd_runtime.testing.scripted import ScriptedEngine
 
 QUICKSTART = Path(__file__).parents[2] / "graphs" / "quickstart.yaml"
 
@@ -59,3 +62,47 @@ def test_a_strategy_that_moves_kv_needs_an_edge_for_it(plugins: PluginManager) -
     assert faults(plugins, kv) == [f"--set {kv}: {what}"]
     edge = "spec.edges.3={from: relay, to: main, carries: kv, transport: {plugin: tcp}, link: wan}"
     assert faults(plugins, kv, edge) == []
+
+
+def test_blocks_of_two_sizes_do_not_fit(plugins: PluginManager) -> None:
+    size = "spec.pools.main.engine.config.block_size=32"
+    (error,) = preflight(load(QUICKSTART, [size]), plugins)
+    assert str(error) == (
+        f'--set {size}: pools "prefill" and "main" cut KV into blocks of 16 and 32 tokens\n'
+        "  why: KV moves between them block by block, and blocks are not converted\n"
+        "  fix: set the same block_size in both"
+    )
+
+
+class _Native(ScriptedEngine):
+    name = "native"
+
+    @classmethod
+    def promises(cls, model: ModelSpec) -> Capabilities:
+        return Capabilities(kv="native")
+
+
+def test_what_engines_promise_is_compared_with_what_the_graph_asks(tmp_path: Path) -> None:
+    plugins = load_plugins()
+    scripted = next(entry for entry in plugins.registered if entry.name == "scripted")
+    plugins.registered.append(replace(scripted, name="native", cls=_Native))
+    path = tmp_path / "g.yaml"
+    path.write_text(
+        QUICKSTART.read_text()
+        .replace("mode: fast", "mode: exact")
+        .replace("plugin: torch", "plugin: scripted")
+        .replace(
+            "cluster: dc-b, replicas: 1, hardware: cpu, engine: {plugin: scripted",
+            "cluster: dc-b, engine: {plugin: native",
+        )
+    )
+    lines = path.read_text().splitlines()
+    mode = next(number for number, line in enumerate(lines, 1) if "mode: exact" in line)
+    edge = next(number for number, line in enumerate(lines, 1) if "from: prefill, to: main" in line)
+    assert [str(error) for error in preflight(load(path), plugins)] == [
+        f'{path}:{mode}:50: pool "main" cannot compute in exact mode\n'
+        "  why: engine native has only the fast one\n  fix: set mode: fast, or choose another engine",
+        f"{path}:{edge}:7: edge prefill → main moves KV from engine scripted to engine native\n"
+        "  why: the KV of engine native is its own: no other engine reads it\n"
+        "  fix: give both pools one engine, or engines with portable KV",
+    ]
