@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel
@@ -56,6 +57,7 @@ class TorchEngine(Engine):
         assert isinstance(config, TorchConfig)
         self._config = config
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pdd-torch")
+        self._guides = ThreadPoolExecutor(1, thread_name_prefix="pdd-torch-guides")
         self._sequences: set[Sequence] = set()
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -86,7 +88,14 @@ class TorchEngine(Engine):
             context_length=self._runner.context,
             batch_limit=config.batch_limit,
             capabilities=Capabilities(
-                logprobs=True, seeded=True, position_keyed_sampling=True, exact=self.model.mode == "exact"
+                logprobs=True,
+                seeded=True,
+                position_keyed_sampling=True,
+                exact=self.model.mode == "exact",
+                penalties=True,
+                logit_bias=True,
+                min_tokens=True,
+                guided=True,
             ),
         )
         self._refusal = None
@@ -94,7 +103,7 @@ class TorchEngine(Engine):
         return self._info
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
-        sequence = self._sequence(request, len(request.tokens) + 1, announces=True)
+        sequence = self._sequence(request, len(request.tokens), len(request.tokens) + 1, announces=True)
         async with self._serving(sequence):
             while not isinstance(event := await sequence.next(), Stopped):
                 if not isinstance(event, Extended):
@@ -102,7 +111,7 @@ class TorchEngine(Engine):
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent, None]:
         end = min(len(request.tokens) + request.max_tokens, self._context)
-        sequence = self._sequence(request, end, hold=request.hold)
+        sequence = self._sequence(request, request.prompt_tokens, end, hold=request.hold)
         async with self._serving(sequence):
             event: Event | None = None
             while not isinstance(event, Stopped) or request.hold:
@@ -149,6 +158,7 @@ class TorchEngine(Engine):
         if self._loop is not None:
             await self._loop
         await asyncio.to_thread(self._thread.shutdown)
+        await asyncio.to_thread(self._guides.shutdown)
 
     def _load(self) -> Runner:
         from pdd_torch.runner import Runner
@@ -182,7 +192,13 @@ class TorchEngine(Engine):
             self._host.failed(self._refusal)
 
     def _sequence(
-        self, request: PrefillRequest | DecodeRequest, end: int, *, announces: bool = False, hold: bool = False
+        self,
+        request: PrefillRequest | DecodeRequest,
+        prompt_tokens: int,
+        end: int,
+        *,
+        announces: bool = False,
+        hold: bool = False,
     ) -> Sequence:
         """Raises `EngineError` when none are taken, `RequestError` and `CapacityError` when this one never can be."""
         if self._refusal is not None:
@@ -196,6 +212,8 @@ class TorchEngine(Engine):
                 where=where,
                 fix="send fewer tokens",
             )
+        if not all(0 <= token < self._runner.vocab for token, _ in request.sampling.logit_bias):
+            raise RequestError(f"token ids must be below {self._runner.vocab}", where="logit_bias")
         # The last token is chosen, but its KV is not computed.
         needed = -(-max(len(tokens), end - 1) // layout.block_size)
         if needed > self._store.blocks:
@@ -205,16 +223,22 @@ class TorchEngine(Engine):
                 fix="ask for fewer tokens, or raise the engine's kv_memory",
             )
         table = BlockTable(self._store, self._root(request.salt))
-        return Sequence(request.id, tokens, end, request.sampling, table, announces=announces, hold=hold)
+        sampler = self._runner.sampler(request.sampling, tokens, prompt_tokens)
+        return Sequence(request.id, tokens, end, sampler, table, announces=announces, hold=hold)
 
     @asynccontextmanager
     async def _serving(self, sequence: Sequence) -> AsyncGenerator[None, None]:
         """The sequence is in the engine's hands; at the end, whatever ends it, all it held is free."""
         self._sequences.add(sequence)
         self._idle.clear()
-        self._scheduler.add(sequence)
-        self._work.set()
         try:
+            if sequence.sampler.sampling.guide is not None:
+                # Whether it can be followed is known before anything is computed.
+                prepare = partial(sequence.sampler.prepare, self._runner.guides, samples=sequence.samples)
+                await asyncio.get_running_loop().run_in_executor(self._guides, prepare)
+            if not sequence.over:
+                self._scheduler.add(sequence)
+                self._work.set()
             yield
         finally:
             self._scheduler.remove(sequence)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from pdd_runtime.errors import PddError
 from pdd_runtime.kv import KvLayout
-from pdd_runtime.plugins.engine import ModelSpec, Token, TokenizerFiles
+from pdd_runtime.plugins.engine import ModelSpec, Sampling, Token, TokenizerFiles
 from pdd_torch import weight_cache
 from pdd_torch.config import TorchConfig
+from pdd_torch.guides import Guides
 from pdd_torch.model import Llama
 from pdd_torch.paged_kv import PagedKv
-from pdd_torch.sampling import sample
+from pdd_torch.sampler import Sampler
 from pdd_torch.source import open_source
 from pdd_torch.step import Chunk
 from pdd_torch.weights import assemble
 
 
 class Runner:
-    """Every method, the constructor too, runs in the same thread: torch keeps its number of cores by thread."""
+    """Every method, the constructor too, runs in the same thread: torch keeps its number of cores by thread. Only
+    `guides` has one of its own."""
 
     def __init__(self, config: TorchConfig, spec: ModelSpec) -> None:
         """Loads the weights. Raises `EngineError`."""
@@ -37,6 +41,7 @@ class Runner:
             block_size=config.block_size,
         )
         self.tokenizer: TokenizerFiles = self._source.tokenizer()
+        self.guides = Guides(self.tokenizer, self.vocab)
         self._weights = assemble(weight_cache.load(self._source, digest, getattr(torch, spec.dtype)), arch.layers)
 
     def open(self, memory: memoryview) -> None:
@@ -51,7 +56,19 @@ class Runner:
         )
 
     @torch.inference_mode()
-    def step(self, chunks: list[Chunk]) -> list[Token | None]:
-        """One forward pass: for each chunk the token behind it, where one is wanted."""
+    def step(self, chunks: list[Chunk]) -> list[Token | PddError | None]:
+        """One forward pass: for each chunk the token behind it, where one is wanted, or why none can be chosen."""
         rows = iter(self.model.forward(chunks))
-        return [sample(next(rows), chunk.sampling, chunk.end) if chunk.sampling else None for chunk in chunks]
+        return [_choose(chunk.sampling, next(rows), chunk.end) if chunk.sampling else None for chunk in chunks]
+
+    def sampler(self, sampling: Sampling, tokens: tuple[int, ...], prompt_tokens: int) -> Sampler:
+        """Of a new request; in any thread."""
+        return Sampler(sampling, tokens, prompt_tokens)
+
+
+def _choose(sampler: Sampler, logits: Tensor, position: int) -> Token | PddError:
+    """One request's trouble is no other's."""
+    try:
+        return sampler.sample(logits, position)
+    except PddError as error:
+        return error

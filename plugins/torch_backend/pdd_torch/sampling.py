@@ -12,9 +12,11 @@ _LIKELIEST = 512
 """So many tokens are sorted at first; where the answer is not among them, all are."""
 
 
-def sample(logits: Tensor, sampling: Sampling, position: int) -> Token:
-    """The token for `position`; `logits` is `[vocab]`, float32."""
-    chosen = int(logits.argmax()) if sampling.temperature <= 0 else _draw(logits, sampling, position)
+def sample(logits: Tensor, sampling: Sampling, position: int, adjusted: Tensor | None = None) -> Token:
+    """The token for `position`; `logits` is `[vocab]`, float32. It is chosen by the `adjusted` ones, where they are
+    given; a token whose adjusted logit is -inf is never chosen. The logprobs are those of `logits` in any case."""
+    choice = logits if adjusted is None else adjusted
+    chosen = int(choice.argmax()) if sampling.temperature <= 0 else _draw(choice, sampling, position)
     if sampling.logprobs is None:
         return Token(position, chosen)
     logprobs = torch.log_softmax(logits, dim=0)
@@ -30,7 +32,8 @@ def _draw(logits: Tensor, sampling: Sampling, position: int) -> int:
     weights = ((logits - logits.max()) / sampling.temperature).exp()
     total, u = float(weights.sum(dtype=torch.float64)), uniform(sampling.seed, position)
     ids = _ranked(logits, max(_LIKELIEST, sampling.top_k + 1))
-    picked = _pick(weights[ids], total, len(ids) == len(logits), sampling, u)
+    whole = len(ids) == len(logits) or len(ids) == int((logits > -torch.inf).sum())
+    picked = _pick(weights[ids], total, whole, sampling, u)
     if picked is None:
         ids = _ranked(logits, len(logits))
         picked = _pick(weights[ids], total, True, sampling, u)

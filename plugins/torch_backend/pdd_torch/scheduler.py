@@ -39,11 +39,14 @@ class Scheduler:
             sequence.in_step = True
         return list(planned.items())
 
-    def finish(self, planned: Planned, tokens: list[Token | None]) -> None:
+    def finish(self, planned: Planned, tokens: list[Token | PddError | None]) -> None:
         """Take the results of a pass, in its order."""
         for (sequence, chunk), token in zip(planned, tokens, strict=True):
             sequence.in_step = False
-            if not sequence.over:
+            if isinstance(token, PddError):
+                sequence.fail(token)
+                self.remove(sequence)
+            elif not sequence.over:
                 sequence.advance(chunk.end, token)
                 self._retire(sequence)
             else:
@@ -122,7 +125,7 @@ class Scheduler:
             tokens=tuple(sequence.tokens[start:end]),
             start=start,
             blocks=tuple(sequence.table.blocks[: self._blocks(end)]),
-            sampling=sequence.sampling if end == len(sequence.tokens) and sequence.samples else None,
+            sampling=sequence.sampler if end == len(sequence.tokens) and sequence.samples else None,
         )
 
     def _blocks(self, tokens: int) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pdd_runtime.errors import PddError
-from pdd_runtime.plugins.engine import BlocksReady, Extended, Sampling, Stopped, Token, Tokens
+from pdd_runtime.plugins.engine import BlocksReady, Extended, Stopped, Token, Tokens
 from pdd_torch.block_table import BlockTable
+
+if TYPE_CHECKING:
+    from pdd_torch.sampler import Sampler
 
 Event = BlocksReady | Extended | Tokens | Stopped
 
@@ -21,7 +24,7 @@ class Sequence:
         request_id: str,
         tokens: tuple[int, ...],
         end: int,
-        sampling: Sampling,
+        sampler: Sampler,
         table: BlockTable,
         *,
         announces: bool = False,
@@ -29,7 +32,7 @@ class Sequence:
     ) -> None:
         """`end`: stop when so many tokens are there. `announces`: tell of blocks as they are published. `hold`: keep
         them referenced after the stop."""
-        self.id, self.sampling, self.table = request_id, sampling, table
+        self.id, self.sampler, self.table = request_id, sampler, table
         self.announces, self.hold = announces, hold
         self.tokens = list(tokens)
         self.known = len(tokens)
@@ -124,7 +127,7 @@ class Sequence:
         if fresh is not None:
             self.tokens.append(fresh.id)
         reason: Literal["length", "stop", "sealed"] | None = None
-        if fresh is not None and fresh.id in self.sampling.stop_token_ids:
+        if fresh is not None and fresh.id in self.sampler.sampling.stop_token_ids:
             reason = "stop"
         elif not self.samples:
             reason = "length" if len(self.tokens) >= self.end else "sealed"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pdd_runtime.plugins.engine import Sampling
+if TYPE_CHECKING:
+    from pdd_torch.sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,8 @@ class Chunk:
     """Position of the first."""
     blocks: tuple[int, ...]
     """The sequence's blocks, from its beginning to the last of `tokens`."""
-    sampling: Sampling | None
-    """How to choose the token behind the last one; None: none is wanted."""
+    sampling: Sampler | None
+    """Chooses the token behind the last one; None: none is wanted."""
 
     @property
     def end(self) -> int:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 from pdd_torch.block_table import BlockTable
+from pdd_torch.sampler import Sampler
 from pdd_torch.scheduler import Planned, Scheduler
 from pdd_torch.sequence import Sequence
 
@@ -26,7 +27,8 @@ class Bed:
         self.sequences += 1
         tokens = tuple(random.Random(self.sequences).choices(range(1000), k=prompt))
         table = BlockTable(self.store, ROOT)
-        sequence = Sequence(f"s{self.sequences}", tokens, prompt + output, Sampling(), table, hold=hold)
+        sampler = Sampler(Sampling(), tokens, prompt)
+        sequence = Sequence(f"s{self.sequences}", tokens, prompt + output, sampler, table, hold=hold)
         self.scheduler.add(sequence)
         return sequence
 
