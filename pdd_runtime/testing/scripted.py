@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import ClassVar, Literal
 
+import msgspec
 import xxhash
 from pydantic import BaseModel
 
@@ -34,6 +35,7 @@ from pdd_runtime.plugins.engine import (
 from pdd_runtime.plugins.hookspecs import hookimpl
 from pdd_runtime.testing import byte_tokenizer
 from pdd_runtime.testing.scripted_config import ScriptedConfig
+from pdd_runtime.testing.toy_choice import ToyChoice
 from pdd_runtime.testing.toy_model import ToyModel
 from pdd_runtime.testing.toy_sequence import ToySequence
 
@@ -94,10 +96,20 @@ class ScriptedEngine(Engine):
         self._idle.set()
         self._refusal: EngineError | None = EngineError("the engine has not started")
         self._made = 0
+        switched = dict.fromkeys(config.lacks, False) | dict.fromkeys(config.claims, True)
+        self._capabilities = msgspec.structs.replace(self.promises(model), **switched)
 
     @classmethod
     def promises(cls, model: ModelSpec) -> Capabilities:
-        return Capabilities(logprobs=True, seeded=True, position_keyed_sampling=True, exact=True)
+        return Capabilities(
+            logprobs=True,
+            seeded=True,
+            position_keyed_sampling=True,
+            exact=True,
+            penalties=True,
+            logit_bias=True,
+            min_tokens=True,
+        )
 
     async def start(self, host: EngineHost) -> EngineInfo:
         config = self._config
@@ -126,11 +138,11 @@ class ScriptedEngine(Engine):
             capacity_blocks=config.capacity_blocks,
             context_length=config.context_length,
             batch_limit=config.batch_limit,
-            capabilities=self.promises(self.model),
+            capabilities=self._capabilities,
         )
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
-        with self._request(request.id, request.tokens) as running:
+        with self._request(request) as running:
             await self._admission(running)
             sequence = self._sequence(running, request.tokens, request.salt)
             total = len(request.tokens)
@@ -141,12 +153,12 @@ class ScriptedEngine(Engine):
                     sequence.commit_tail()
                 yield BlocksReady(to, sequence.cached)
                 running.check()
-            token = self._toy.next(sequence.states[-1], total, request.sampling)
+            token = ToyChoice(self._toy, request.sampling, request.tokens, total).next(sequence.states[-1], total)
             self._count()
             yield Tokens((token,))
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent, None]:
-        with self._request(request.id, request.tokens) as running:
+        with self._request(request) as running:
             await self._admission(running)
             sequence = self._sequence(running, request.tokens, request.salt)
             known = len(request.tokens)
@@ -160,13 +172,14 @@ class ScriptedEngine(Engine):
                     passes += 1
             yield Extended(cached, known - cached, passes)
             running.check()
+            choice = ToyChoice(self._toy, request.sampling, request.tokens, request.prompt_tokens)
             due = now()
             last = known + request.max_tokens
             while not (reason := self._reason(running, request, last)):
                 due = max(due + self._config.token_time, now())
                 state = sequence.compute(len(sequence.tokens))
                 await running.pause(due - now())
-                token = self._toy.next(state, len(sequence.tokens), request.sampling)
+                token = choice.next(state, len(sequence.tokens))
                 sequence.tokens.append(token.id)
                 self._count()
                 yield Tokens((token,))
@@ -264,9 +277,14 @@ class ScriptedEngine(Engine):
         return [request for request in self._requests if request.id == request_id]
 
     @contextmanager
-    def _request(self, request_id: str, tokens: Sequence[int]) -> Iterator[_Request]:
+    def _request(self, request: PrefillRequest | DecodeRequest) -> Iterator[_Request]:
         """A request from its acceptance until its stream ends, in whatever way."""
         self._accept()
+        tokens, request_id = request.tokens, request.id
+        if lacking := set(request.sampling.needs) - self._capabilities.names:
+            raise RequestError(
+                f"the engine cannot do this: {', '.join(sorted(lacking))}", where=f"request {request_id}"
+            )
         if len(tokens) > self._config.context_length:
             raise CapacityError(
                 f"{len(tokens)} tokens are more than the context length of {self._config.context_length}",

@@ -18,6 +18,10 @@ class ScriptedConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """What it answers with: printable characters, or any bytes (which are seldom whole UTF-8)."""
     eos_every: int | None = Field(None, ge=1)
     """The token at every position that this divides is the end token."""
+    lacks: frozenset[Literal["logprobs", "penalties", "logit_bias", "min_tokens"]] = frozenset()
+    """Capabilities not to have; requests that need one of them are refused."""
+    claims: frozenset[Literal["guided"]] = frozenset()
+    """Capabilities to declare all the same: it answers as if the request had not asked for them."""
     token_bytes: int = Field(128, ge=16, multiple_of=16)
     """Bytes of KV a token."""
     block_size: int = Field(16, ge=1)

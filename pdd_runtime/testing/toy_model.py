@@ -14,7 +14,8 @@ from pdd_runtime.kv import KvLayout
 from pdd_runtime.plugins.engine import Sampling, Token
 
 States = NDArray[np.uint64]
-_HALF = math.log(0.5)
+HALF = math.log(0.5)
+"""Each token's log probability over that of the next likelier one."""
 
 
 class ToyModel:
@@ -56,19 +57,39 @@ class ToyModel:
 
     def next(self, state: int, position: int, sampling: Sampling) -> Token:
         """The token at `position`, after `state`."""
-        if self.eos_every and position % self.eos_every == 0:
-            return Token(position, self.eos, *self._logprobs(self.eos, 0.0, [], sampling))
+        if self.ends(position):
+            wanted = sampling.logprobs
+            return Token(position, self.eos, None if wanted is None else 0.0, ((self.eos, 0.0),) if wanted else ())
         ranks = len(self.vocabulary)
         rank = self._rank(sampling, position, ranks)
-        likely = [self.vocabulary[(state + k) % ranks] for k in range(min(ranks, sampling.logprobs or 0))]
         chosen = self.vocabulary[(state + rank) % ranks]
-        return Token(position, chosen, *self._logprobs(chosen, (rank + 1) * _HALF, likely, sampling))
+        if sampling.logprobs is None:
+            return Token(position, chosen)
+        return Token(position, chosen, *self.logprobs(rank, self.ranked(state, sampling.logprobs), sampling))
+
+    def ends(self, position: int) -> bool:
+        """Whether the token there is the end token."""
+        return self.eos_every is not None and position % self.eos_every == 0
+
+    def ranked(self, state: int, count: int | None = None) -> list[int]:
+        """The `count` likeliest tokens after `state`, or all, best first; the end token is none of them."""
+        ranks = len(self.vocabulary)
+        return [self.vocabulary[(state + k) % ranks] for k in range(ranks if count is None else min(ranks, count))]
+
+    @staticmethod
+    def logprobs(
+        rank: int, ranked: Sequence[int], sampling: Sampling
+    ) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+        """What a `Token` says of its probability, where it is the one of this rank and `ranked` the likeliest."""
+        if sampling.logprobs is None:
+            return None, ()
+        return (rank + 1) * HALF, tuple((token, (k + 1) * HALF) for k, token in enumerate(ranked[: sampling.logprobs]))
 
     def _rank(self, sampling: Sampling, position: int, ranks: int) -> int:
         """Draw a rank from the geometric distribution at this temperature, cut as the filters say."""
         if sampling.temperature <= 0:
             return 0
-        log_ratio = _HALF / sampling.temperature
+        log_ratio = HALF / sampling.temperature
         ratio = math.exp(log_ratio)
         if sampling.top_k:
             ranks = min(ranks, sampling.top_k)
@@ -81,13 +102,3 @@ class ToyModel:
         # The inverse of the truncated geometric distribution's cumulative sum.
         rank = math.log1p(-uniform * (1 - ratio**ranks)) / log_ratio
         return min(int(rank), ranks - 1)
-
-    @staticmethod
-    def _logprobs(
-        chosen: int, logprob: float, likely: Sequence[int], sampling: Sampling
-    ) -> tuple[float | None, tuple[tuple[int, float], ...]]:
-        if sampling.logprobs is None:
-            return None, ()
-        if not likely and sampling.logprobs:
-            return logprob, ((chosen, logprob),)
-        return logprob, tuple((token, (k + 1) * _HALF) for k, token in enumerate(likely))

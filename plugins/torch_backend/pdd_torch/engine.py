@@ -67,6 +67,19 @@ class TorchEngine(Engine):
         self._closed = False
         self._refusal: EngineError | None = EngineError("the engine has not started")
 
+    @classmethod
+    def promises(cls, model: ModelSpec) -> Capabilities:
+        return Capabilities(
+            logprobs=True,
+            seeded=True,
+            position_keyed_sampling=True,
+            exact=model.mode == "exact",
+            penalties=True,
+            logit_bias=True,
+            min_tokens=True,
+            guided=True,
+        )
+
     async def start(self, host: EngineHost) -> EngineInfo:
         if self._info is not None:
             return self._info
@@ -87,16 +100,7 @@ class TorchEngine(Engine):
             capacity_blocks=blocks,
             context_length=self._runner.context,
             batch_limit=config.batch_limit,
-            capabilities=Capabilities(
-                logprobs=True,
-                seeded=True,
-                position_keyed_sampling=True,
-                exact=self.model.mode == "exact",
-                penalties=True,
-                logit_bias=True,
-                min_tokens=True,
-                guided=True,
-            ),
+            capabilities=self.promises(self.model),
         )
         self._refusal = None
         self._loop = asyncio.create_task(self._run(), name="pdd-torch")
