@@ -12,6 +12,12 @@ import typer
 from pdd_runtime import __version__
 from pdd_runtime.cli.console import Consoles
 
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: one example a line."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
 app = typer.Typer(
     name="pdd-runtime",
     no_args_is_help=True,
@@ -27,6 +33,16 @@ class Format(StrEnum):
     """How a listing is printed."""
 
     table = "table"
+    json = "json"
+
+
+class Drawing(StrEnum):
+    """How a graph is drawn."""
+
+    text = "text"
+    mermaid = "mermaid"
+    dot = "dot"
+    svg = "svg"
     json = "json"
 
 
@@ -55,9 +71,11 @@ def root(
 
 
 @app.command(
-    epilog="Examples:  pdd-runtime up graphs/quickstart.yaml   |   "
-    "pdd-runtime up graphs/quickstart.yaml -d --wait --set spec.frontend.port=9000   |   "
-    'pdd-runtime up graphs/quickstart.yaml --ask "Why is the sky blue?"'
+    epilog=examples(
+        "pdd-runtime up graphs/quickstart.yaml",
+        "pdd-runtime up graphs/quickstart.yaml -d --wait --set spec.frontend.port=9000",
+        'pdd-runtime up graphs/quickstart.yaml --ask "Why is the sky blue?"',
+    )
 )
 def up(
     graph: GraphFile,
@@ -97,7 +115,7 @@ def up(
     raise typer.Exit(code)
 
 
-@app.command(epilog="Examples:  pdd-runtime ps   |   pdd-runtime ps quickstart --format json")
+@app.command(epilog=examples("pdd-runtime ps", "pdd-runtime ps quickstart --format json"))
 def ps(name: Name = None, output: Output = Format.table) -> None:
     """List the processes of a running graph."""
     from pdd_runtime.cli.ps import ps as run
@@ -105,7 +123,7 @@ def ps(name: Name = None, output: Output = Format.table) -> None:
     run(name, output is Format.json, Consoles())
 
 
-@app.command(epilog="Examples:  pdd-runtime logs   |   pdd-runtime logs main -f   |   pdd-runtime logs main/1 -n 20")
+@app.command(epilog=examples("pdd-runtime logs", "pdd-runtime logs main -f", "pdd-runtime logs main/1 -n 20"))
 def logs(
     pool: Annotated[
         str | None, typer.Argument(metavar="[POOL]", help="A pool, POOL/INDEX, `frontend` or `launcher`. Default: all.")
@@ -122,7 +140,7 @@ def logs(
     run(graph, pool, lines, follow, Consoles())
 
 
-@app.command(epilog="Examples:  pdd-runtime down   |   pdd-runtime down quickstart   |   pdd-runtime down --timeout 0")
+@app.command(epilog=examples("pdd-runtime down", "pdd-runtime down quickstart", "pdd-runtime down --timeout 0"))
 def down(
     name: Name = None,
     timeout: Annotated[
@@ -135,7 +153,7 @@ def down(
     run(name, timeout, Consoles())
 
 
-@app.command(epilog="Example:  pdd-runtime validate graphs/quickstart.yaml --set spec.handoff.plugin=one-shot")
+@app.command(epilog=examples("pdd-runtime validate graphs/quickstart.yaml --set spec.handoff.plugin=one-shot"))
 def validate(graph: GraphFile, overrides: Overrides = None) -> None:
     """Check a graph, and that the installed plugins can run it, and draw it."""
     from pdd_runtime.cli.validate import validate as run
@@ -145,7 +163,7 @@ def validate(graph: GraphFile, overrides: Overrides = None) -> None:
 
 plugins_app = typer.Typer(
     invoke_without_command=True,
-    epilog="Examples:  pdd-runtime plugins   |   pdd-runtime plugins list --format json",
+    epilog=examples("pdd-runtime plugins", "pdd-runtime plugins list --format json"),
     rich_markup_mode=None,
 )
 app.add_typer(plugins_app, name="plugins")
@@ -158,7 +176,7 @@ def plugins(context: typer.Context, output: Output = Format.table) -> None:
         plugins_list(output)
 
 
-@plugins_app.command("list", epilog="Example:  pdd-runtime plugins list --format json")
+@plugins_app.command("list", epilog=examples("pdd-runtime plugins list --format json"))
 def plugins_list(output: Output = Format.table) -> None:
     """List the installed plugins, and what is wrong with broken ones. This is what `plugins` alone does."""
     from pdd_runtime.cli.plugins import plugins as run
@@ -166,7 +184,34 @@ def plugins_list(output: Output = Format.table) -> None:
     run(output is Format.json, Consoles())
 
 
-@app.command(epilog="Example:  pdd-runtime timeline req-5f2b6c7d8e9f0a1b")
+@app.command(
+    epilog=examples(
+        "pdd-runtime graph graphs/quickstart.yaml",
+        "pdd-runtime graph graphs/quickstart.yaml --format svg > quickstart.svg",
+        "pdd-runtime graph graphs/quickstart.yaml --format json | jq .spec.pools",
+    )
+)
+def graph(
+    graph: GraphFile,
+    overrides: Overrides = None,
+    output: Annotated[Drawing, typer.Option("--format", help="How to draw it.")] = Drawing.text,
+) -> None:
+    """Draw a graph: on the terminal, for Markdown, for Graphviz, or as a picture; as JSON with every default."""
+    from pdd_runtime.cli.graph import draw
+
+    draw(graph, overrides or [], output, Consoles())
+
+
+@app.command(epilog=examples("pdd-runtime schema > pdd.schema.json"))
+def schema() -> None:
+    """Print the JSON Schema of graphs, installed plugins and their settings included, so that editors complete the
+    YAML: begin a graph with the line `# yaml-language-server: $schema=pdd.schema.json`."""
+    from pdd_runtime.cli.schema import schema as run
+
+    run(Consoles())
+
+
+@app.command(epilog=examples("pdd-runtime timeline req-5f2b6c7d8e9f0a1b"))
 def timeline(
     request: Annotated[
         str, typer.Argument(metavar="ID", help="The request's id: the response header x-pdd-request-id.")

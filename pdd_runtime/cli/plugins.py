@@ -6,6 +6,7 @@ from rich.table import Table
 
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.plugins import load_plugins
+from pdd_runtime.plugins.schema import settings_schema
 
 
 def plugins(as_json: bool, consoles: Consoles) -> None:
@@ -18,7 +19,7 @@ def plugins(as_json: bool, consoles: Consoles) -> None:
             "distribution": entry.origin.distribution,
             "version": entry.origin.version,
             "class": f"{entry.cls.__module__}.{entry.cls.__qualname__}",
-            "config": entry.cls.Config.model_json_schema().get("properties", {}),
+            "config": settings_schema(entry.cls.Config).get("properties", {}),
         }
         for entry in sorted(manager.registered, key=lambda entry: (entry.kind.noun, entry.name))
     ]

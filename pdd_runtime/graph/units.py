@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 _NUMBER = re.compile(r"^\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-z/]*)\s*$", re.ASCII)
 _LOOSE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ/]+)\s*$")
@@ -96,10 +96,32 @@ def write_size(size: int) -> str:
     return _write(float(size), _BYTES, "B")
 
 
+def _form(kind: str, units: dict[str, float], example: str) -> WithJsonSchema:
+    """What an editor is told."""
+    pattern = rf"^\s*\d+(\.\d+)?(e[+-]?\d+)?\s*({'|'.join(units)})\s*$"
+    about = f"A {kind}: a number and one of {', '.join(units)}."
+    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [example], "description": about})
+
+
 # Written with their units in JSON, too: what a worker is given reads and validates like the YAML.
-Duration = Annotated[float, BeforeValidator(_duration), PlainSerializer(write_duration, str, "json")]
+Duration = Annotated[
+    float,
+    BeforeValidator(_duration),
+    PlainSerializer(write_duration, str, "json"),
+    _form("duration", _SECONDS, "50ms"),
+]
 """Seconds, written `50ms`, `10s`."""
-Bandwidth = Annotated[float, BeforeValidator(_bandwidth), PlainSerializer(write_bandwidth, str, "json")]
+Bandwidth = Annotated[
+    float,
+    BeforeValidator(_bandwidth),
+    PlainSerializer(write_bandwidth, str, "json"),
+    _form("bandwidth", _BITS, "200Mbit/s"),
+]
 """Bits per second, written `200Mbit/s`, `10Gbit/s`."""
-Size = Annotated[int, BeforeValidator(_size), PlainSerializer(write_size, str, "json")]
+Size = Annotated[
+    int,
+    BeforeValidator(_size),
+    PlainSerializer(write_size, str, "json"),
+    _form("size", _BYTES, "2GiB"),
+]
 """Bytes, written `512MiB`, `8GB`."""

@@ -43,3 +43,11 @@ def configure(owner: str, form: type[BaseModel], config: Mapping[str, Any], wher
         else:
             what = f"the settings of {owner} do not fit together"
         raise PluginError(what, where=place(*first["loc"]), why=why) from error
+    except Exception as error:
+        # A check of the plugin's own that did not foresee this value.
+        raise PluginError(
+            f"{owner} cannot check its settings",
+            where=place(),
+            why=f"{type(error).__name__}: {' '.join(str(error).split())}",
+            fix="report it to its authors, with the settings",
+        ) from error
