@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from pdd_runtime.errors import Cancelled, NoRoute
+from pdd_runtime.errors import Cancelled, NoRoute, RequestError
 from pdd_runtime.graph import Graph
 from pdd_runtime.observe import Timeline, Timelines
 from pdd_runtime.pipeline import deadlines
+from pdd_runtime.pipeline.capable import plan_capable
 from pdd_runtime.pipeline.direct import aggregated, direct
 from pdd_runtime.pipeline.edges import Edges
 from pdd_runtime.pipeline.peers import Peer, Peers
@@ -92,7 +93,7 @@ class Driver:
             pools = ", ".join(sorted(self._missing))
             return "; ".join([f"no worker is ready yet in: {pools}", *self._troubles()])
         try:
-            self._plan((0,), "", 2)
+            self._plan(RequestFacts(prompt_tokens=1, max_tokens=2), (0,), "")
         except NoRoute as error:
             return "; ".join([error.what, *self._troubles()])
         return ""
@@ -115,7 +116,8 @@ class Driver:
     async def run(self, request: SessionRequest) -> AsyncGenerator[Token | Finish, None]:
         """Tokens in order, each once, then `Finish`. Closing it before that cancels the request everywhere.
 
-        Raises `NoRoute` where no worker can take it, `WorkerLost` when one dies, and what the workers raise:
+        Raises `NoRoute` where no worker is there to take it, `RequestError` where those that are cannot do what it
+        asks for, `WorkerLost` when one dies, and what the workers raise:
         `CapacityError`, `RequestError`, `EngineError`, `DeadlineExceeded`.
         """
         timeline = self._timelines.begin(request.id, self._graph.name, len(request.tokens))
@@ -140,14 +142,17 @@ class Driver:
 
     def _begin(self, request: SessionRequest, timeline: Timeline) -> tuple[Session, asyncio.Task[None]]:
         try:
-            route = self._plan(request.tokens, request.salt, request.max_tokens)
+            facts = RequestFacts(
+                prompt_tokens=len(request.tokens), max_tokens=request.max_tokens, needs=request.sampling.needs
+            )
+            route = self._plan(facts, request.tokens, request.salt)
             keys: dict[Source, WorkerKey | None] = {
                 "prefill": route.prefill,
                 "relay": route.relay,
                 "main": route.main,
             }
             workers = {role: self._peers.get(key) for role, key in keys.items() if key is not None}
-        except NoRoute as error:
+        except (NoRoute, RequestError) as error:
             timeline.failed(error)
             raise
         timeline.routed(route.kind, route.reason)
@@ -163,9 +168,9 @@ class Driver:
         task.add_done_callback(ended)
         return session, task
 
-    def _plan(self, tokens: Sequence[int], salt: str, max_tokens: int) -> Route:
+    def _plan(self, facts: RequestFacts, tokens: Sequence[int], salt: str) -> Route:
         view = ClusterView(workers=self._peers.views(tokens, salt), edges=self._edges.views)
-        return self._policy.plan(RequestFacts(prompt_tokens=len(tokens), max_tokens=max_tokens), view)
+        return plan_capable(self._policy, facts, view)
 
     def _flow(self, route: Route) -> Flow:
         match route.kind:

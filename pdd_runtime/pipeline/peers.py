@@ -31,6 +31,7 @@ class Peer:
     def __init__(self, member: Member, connection: RpcConnection) -> None:
         self.member, self.connection = member, connection
         self.key = member.key
+        self._capabilities = member.info.capabilities.names if member.info else frozenset()
         self.names: set[bytes] = set()
         """Of the blocks that are cached there."""
         self.load = Load()
@@ -64,6 +65,7 @@ class Peer:
             running=self.load.running,
             waiting=max(self.load.waiting, self.sessions - self.load.running),
             batch_limit=max(1, self.load.batch_limit),
+            capabilities=self._capabilities,
         )
 
 

@@ -33,6 +33,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     batch_limit: int
+    capabilities: frozenset[str] = frozenset()
+    """What its engine can do, by name: `Capabilities.names`."""
 
 
 class EdgeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +49,9 @@ class EdgeView(msgspec.Struct, frozen=True, kw_only=True):
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     max_tokens: int
+    needs: tuple[str, ...] = ()
+    """The capabilities it needs, by name: `Sampling.needs`. A policy may leave them alone: where its route has a
+    worker that lacks one, it is asked again with a view that has no such workers."""
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
