@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 
 from pdd_runtime.errors import Cancelled, NoRoute, RequestError
@@ -25,6 +26,8 @@ from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty
 from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Route, RoutingPolicy, WorkerKey
 from pdd_runtime.rpc import Greeting
+
+log = logging.getLogger(__name__)
 
 
 class Driver:
