@@ -225,3 +225,54 @@ def timeline(
     from pdd_runtime.cli.show_timeline import show_timeline
 
     show_timeline(request, graph, output is Format.json, Consoles())
+
+
+class ReportFormat(StrEnum):
+    """How a report is printed."""
+
+    table = "table"
+    json = "json"
+    html = "html"
+
+
+@app.command(
+    epilog=examples(
+        "pdd-runtime bench graphs/pd-cross.yaml graphs/quickstart.yaml "
+        "--workload prompt=1000,output=100,rate=0.2 --requests 30",
+        "pdd-runtime bench --url http://127.0.0.1:8000 --workload chat.yaml --format html --out report.html",
+    )
+)
+def bench(
+    graphs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[GRAPH]...", help="The graphs' YAML files; the first is what others are compared with."
+        ),
+    ] = None,
+    workload: Annotated[
+        str,
+        typer.Option(
+            "--workload", "-w", metavar="SPEC", help="A YAML or JSON file, or e.g. prompt=1000,output=100,rate=0.5."
+        ),
+    ] = "prompt=1000,output=100",
+    requests: Annotated[int, typer.Option("--requests", "-n", min=1, help="How many, of each graph.")] = 20,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed makes the same requests.")] = 0,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="[FILE:]PATH=VALUE", help="As for `up`; with FILE (without .yaml), for that graph only."
+        ),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Measure the graph that runs here, bring none up.")
+    ] = None,
+    output: Annotated[ReportFormat, typer.Option("--format", help="How to print it.")] = ReportFormat.table,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report here instead of to stdout.")
+    ] = None,
+) -> None:
+    """Measure graphs under the same load, one after the other, and compare them."""
+    from pdd_runtime.cli.bench import BenchOptions, run_bench
+
+    options = BenchOptions(graphs or [], workload, requests, seed, overrides or [], url, output.value, out)
+    raise typer.Exit(run_bench(options, Consoles()))

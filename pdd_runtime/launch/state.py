@@ -57,14 +57,14 @@ def root() -> Path:
 
 
 class GraphState:
-    """The files of the graph called `name`."""
+    """The files of the graph called `name`, below `base` where that is given, else among the user's own."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, base: Path | None = None) -> None:
         # It becomes a path, and `ps` takes it from the command line.
         if not _NAME.fullmatch(name):
             raise LaunchError(f'"{name}" is not the name of a graph', fix="name a graph, or its file")
         self.name = name
-        self.directory = root() / name
+        self.directory = (base or root()) / name
         self.graph = self.directory / "graph.json"
         self.logs = self.directory / "logs"
         self.launcher_log = self.directory / "launcher.log"

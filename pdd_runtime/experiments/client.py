@@ -1,0 +1,184 @@
+"""A client with a stopwatch: one streamed completion, and its timeline afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Any
+
+import httpx
+import msgspec
+
+from pdd_runtime.clock import now
+from pdd_runtime.errors import RemoteError
+from pdd_runtime.experiments.outcome import Outcome
+
+_CONNECT = 10.0
+_SETTLED = 30.0
+"""Seconds that a request's transfers may go on after its answer, until its timeline is taken as it is."""
+_FIRST_LOOK, _LAST_LOOK = 0.05, 1.0
+"""Seconds between two looks at a timeline: doubled from the first to the last."""
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    token_ids: list[int] | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: _Error | None = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+class _Failed(Exception):
+    """The request has no whole answer; the message says why."""
+
+
+class Client:
+    """Each request has a connection of its own, as another user's would. Use it as a context manager: leaving it
+    waits for the timelines that are still to come."""
+
+    def __init__(self, url: str, timeout: float, salt: str) -> None:
+        """`timeout`: seconds of a whole request. `salt` keeps prompts from sharing KV with those of other runs."""
+        self.url = url.rstrip("/")
+        self._timeout, self._salt, self._model = timeout, salt, ""
+        # Loading certificates takes tens of milliseconds: once, not for every request.
+        self._tls = httpx.create_ssl_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Client:
+        """Raises `RemoteError` where nobody answers at the URL."""
+        try:
+            async with self._http() as http:
+                answer = await http.get("/v1/models", timeout=_CONNECT)
+                self._model = str(answer.raise_for_status().json()["data"][0]["id"])
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+            raise RemoteError(
+                "no model is served here", where=self.url, why=_why(error), fix="`pdd-runtime ps` shows the URL"
+            ) from error
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._tasks.__aexit__(kind, error, trace)
+
+    def body(self, prompt: Sequence[int], output: int) -> bytes:
+        """The request for `output` tokens behind `prompt`, ready to be sent."""
+        return msgspec.json.encode(
+            {
+                "model": self._model,
+                "prompt": prompt,
+                "max_tokens": output,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "return_token_ids": True,
+                "cache_salt": self._salt,
+            }
+        )
+
+    async def ask(self, body: bytes, outcome: Outcome) -> None:
+        """Send it and write into `outcome` what comes of it; an error too, which is never raised."""
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(self._http())
+            outcome.sent = now()
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await self._stream(http, body, outcome)
+            except TimeoutError:
+                outcome.error = f"no whole answer in {self._timeout:g} s"
+            except _Failed as error:
+                outcome.error = str(error)
+            except (httpx.HTTPError, httpx.StreamError, msgspec.MsgspecError) as error:
+                outcome.error = _why(error)
+            outcome.ended = now()
+            if outcome.request_id:
+                # The same connection, since several frontends may listen behind the URL.
+                self._tasks.create_task(self._fetch_timeline(stack.pop_all(), http, outcome))
+
+    async def _stream(self, http: httpx.AsyncClient, body: bytes, outcome: Outcome) -> None:
+        headers = {"content-type": "application/json"}
+        async with http.stream("POST", "/v1/completions", content=body, headers=headers) as answer:
+            outcome.request_id = answer.headers.get("x-pdd-request-id", "")
+            if not answer.is_success:
+                raise _Failed(f"{answer.status_code}: {_message(await answer.aread())}")
+            rest = b""
+            async for data in answer.aiter_bytes():
+                at = now()
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+                        self._take(_decode(line[6:]), at, outcome)
+                    elif line.startswith(b"data: [DONE]"):
+                        if not outcome.tokens:
+                            raise _Failed("the answer has no tokens")
+                        return
+        raise _Failed("the answer broke off")
+
+    def _take(self, chunk: _Chunk, at: float, outcome: Outcome) -> None:
+        if chunk.error is not None:
+            raise _Failed(chunk.error.message)
+        for choice in chunk.choices:
+            if choice.text and choice.token_ids is None:
+                raise _Failed("the server does not tell token ids (return_token_ids), so tokens cannot be counted")
+            tokens = choice.token_ids or ()
+            outcome.tokens += tokens
+            outcome.stamps += [at] * len(tokens)
+
+    async def _fetch_timeline(self, stack: AsyncExitStack, http: httpx.AsyncClient, outcome: Outcome) -> None:
+        """KV may go on to main after a short answer has ended, and its bytes count: look until it is there."""
+        async with stack:
+            deadline, pause = now() + _SETTLED, _FIRST_LOOK
+            with suppress(httpx.HTTPError, ValueError):
+                while True:
+                    answer = await http.get(f"/pdd/requests/{outcome.request_id}")
+                    if not answer.is_success:
+                        return
+                    outcome.timeline = answer.json()
+                    if _settled(outcome.timeline) or now() > deadline:
+                        return
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LAST_LOOK)
+
+    def _http(self) -> httpx.AsyncClient:
+        # Never behind the environment's proxy: a graph is on this host or where the user says.
+        return httpx.AsyncClient(
+            base_url=self.url,
+            verify=self._tls,
+            timeout=httpx.Timeout(None, connect=_CONNECT),
+            trust_env=False,
+            headers={"accept-encoding": "identity"},
+        )
+
+
+def _settled(timeline: Any) -> bool:
+    """Whether nothing will be added to it that we read."""
+    open_transfers = sum(transfer["finished"] is None for transfer in timeline["kv"])
+    # A transfer that failed keeps its end open, and an event says so.
+    failed = sum(event["what"].startswith("KV from") and " failed" in event["what"] for event in timeline["events"])
+    ended = timeline["finish_reason"] is not None or timeline["error"] is not None
+    return ended and open_transfers <= failed
+
+
+def _message(body: bytes) -> str:
+    with suppress(msgspec.MsgspecError):
+        error = _decode(body).error
+        if error is not None:
+            return error.message
+    return body[:200].decode(errors="replace")
+
+
+def _why(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
