@@ -159,7 +159,8 @@ class Driver:
             timeline.failed(error)
             raise
         timeline.routed(route.kind, route.reason)
-        log.info("request %s: route %s, %d prompt tokens: %s", request.id, route.kind, len(request.tokens), route.reason)
+        tokens = len(request.tokens)
+        log.info("request %s: route %s, %d prompt tokens: %s", request.id, route.kind, tokens, route.reason)
         session = Session(request, workers, self._edges, timeline)
         task = asyncio.create_task(session.run(self._flow(route)), name=request.id)
         self._sessions[session] = task
