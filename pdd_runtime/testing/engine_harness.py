@@ -124,12 +124,16 @@ class EngineHarness:
         return Prefilled(tuple(ready), first[0])
 
     async def decode(
-        self, tokens: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY, *, salt: str = ""
+        self,
+        tokens: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        *,
+        prompt_tokens: int | None = None,
+        salt: str = "",
     ) -> Decoded:
-        async with (
-            asyncio.timeout(PATIENCE),
-            aclosing(self.decoding(tokens, max_tokens, sampling, salt=salt)) as events,
-        ):
+        events = self.decoding(tokens, max_tokens, sampling, prompt_tokens=prompt_tokens, salt=salt)
+        async with asyncio.timeout(PATIENCE), aclosing(events):
             return await self.collect(events)
 
     @staticmethod

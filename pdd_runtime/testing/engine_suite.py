@@ -17,40 +17,24 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 from tokenizers import Tokenizer
 
 from pdd_runtime.errors import CapacityError, EngineError, PddError
 from pdd_runtime.kv import chain, seed
-from pdd_runtime.plugins.engine import Engine, Extended, Sampling, Stopped, Tokens
+from pdd_runtime.plugins.engine import Extended, Sampling, Stopped, Tokens
 from pdd_runtime.testing.engine_harness import GREEDY, PATIENCE, EngineHarness
+from pdd_runtime.testing.engine_sampling_suite import SamplingConformance
 
 SEEDED = Sampling(temperature=0.8, seed=1234567)
 
 
 @pytest.mark.asyncio
-class EngineConformance:
+class EngineConformance(SamplingConformance):
     """What every engine promises."""
-
-    vocabulary: ClassVar[range] = range(3, 200)
-    """Token ids that prompts may be made of."""
-
-    @pytest.fixture
-    def engine(self) -> Engine:
-        raise NotImplementedError("give the suite a fixture `engine` that returns an engine, not yet started")
-
-    @pytest_asyncio.fixture
-    async def harness(self, engine: Engine) -> AsyncGenerator[EngineHarness, None]:
-        async with EngineHarness.started(engine) as harness:
-            yield harness
-
-    def prompt(self, n: int, which: int = 0) -> tuple[int, ...]:
-        """`n` tokens, the same for the same `which`."""
-        return tuple(random.Random(which).choices(self.vocabulary, k=n))
 
     # What it is
 

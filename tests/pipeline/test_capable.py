@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from pdd_runtime.errors import NoRoute, RequestError
 from pdd_runtime.pipeline.capable import plan_capable
-from pdd_runtime.pipeline.routing_policies import AlwaysRelay, HitThreshold, NeverRelay
+from pdd_runtime.pipeline.routing_policies import AlwaysRelay, HitThreshold, NeverRelay, NoConfig
 from pdd_runtime.plugins.routing import (
     ClusterView,
     EdgeView,
@@ -101,11 +100,11 @@ def test_where_nobody_is_there_that_is_what_is_said() -> None:
 def test_a_policy_that_knows_nothing_of_capabilities_is_kept_from_the_unable() -> None:
     class First(RoutingPolicy):
         name = "first"
-        Config = BaseModel
+        Config = NoConfig
 
         def plan(self, facts: RequestFacts, view: ClusterView) -> Route:
             key = min(worker.key for worker in view.workers)
             return Route(kind="A", main=key, reason="the first there is")
 
     cluster = view(worker("aggregated", set(), 0), worker("aggregated", ALL, 1))
-    assert plan_capable(First(BaseModel()), GUIDED, cluster).main.index == 1
+    assert plan_capable(First(NoConfig()), GUIDED, cluster).main.index == 1

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.plugins.engine import Engine, ModelSpec, Sampling
+from pdd_runtime.plugins.engine import Engine, Guide, ModelSpec, Sampling
 from pdd_runtime.testing.engine_harness import EngineHarness, StoreHost
+from pdd_runtime.testing.engine_sampling_suite import SamplingConformance
 from pdd_runtime.testing.engine_suite import EngineConformance
 from pdd_runtime.testing.scripted import ScriptedEngine
 from pdd_runtime.testing.scripted_config import ScriptedConfig
@@ -40,6 +41,29 @@ class TestSlow(EngineConformance):
             token_time=0.0005,
             alphabet="bytes",
         )
+
+
+class TestLacking(SamplingConformance):
+    """With every capability taken away that can be."""
+
+    @pytest.fixture
+    def engine(self) -> Engine:
+        return scripted(lacks=["logprobs", "penalties", "logit_bias", "min_tokens"])
+
+
+async def test_what_it_claims_it_says_and_does_not_do() -> None:
+    async with EngineHarness.started(scripted(claims=["guided"])) as harness:
+        assert "guided" in harness.info.capabilities.names
+        guided = Sampling(temperature=0, guide=Guide(kind="regex", text="[0-9]"))
+        assert await harness.generate((1, 2, 3), 8, guided) == await harness.generate((1, 2, 3), 8)
+
+
+async def test_min_tokens_is_stronger_than_its_own_end_token() -> None:
+    async with EngineHarness.started(scripted(eos_every=10)) as harness:
+        prompt = tuple(range(40, 58))
+        assert len((await harness.decode(prompt, 30, Sampling(stop_token_ids=(257,)))).ids) == 3
+        longer = Sampling(stop_token_ids=(257,), min_tokens=3)
+        assert len((await harness.decode(prompt, 30, longer)).ids) == 13
 
 
 async def test_wrong_kv_fails_the_request_that_reads_it() -> None:
