@@ -12,12 +12,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import PddError, RemoteError
+from pdd_runtime.errors import PddError, RemoteError, RequestError
 from pdd_runtime.frontend.choice import FinishReason, Piece
 from pdd_runtime.frontend.errors import Answered, answer_for
 from pdd_runtime.frontend.form import Whole
 from pdd_runtime.frontend.inbox import ClientGone, Inbox
 from pdd_runtime.frontend.job import Job
+from pdd_runtime.frontend.reading import joined
 from pdd_runtime.frontend.service import Listed, Service
 from pdd_runtime.observe.pace import Pace
 from pdd_runtime.pipeline import Finish, SessionRequest
@@ -54,6 +55,7 @@ class Answer(Response):
         self.init_headers()
         self._service, self._job = service, job
         self._paces = [Pace(arrived) for _ in job.sessions]
+        self._begun = [asyncio.Event() for _ in job.sessions]
         self._arrived = arrived
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,10 +80,13 @@ class Answer(Response):
     async def _run(self, session: SessionRequest, index: int, inbox: Inbox) -> None:
         """Move one session's items into the inbox."""
         made = None
+        if (leader := self._job.leader(index)) != index:
+            await self._begun[leader].wait()
         try:
             async with aclosing(self._service.driver.run(session)) as items:
                 async for made in items:
                     inbox.put(index, made)
+                    self._begun[index].set()
         except Exception as error:
             inbox.fail(error)
         else:
@@ -121,7 +126,7 @@ class Answer(Response):
                     for index, piece, reason in steps:
                         if index not in opened:
                             events.append(form.opening(index))
-                        if piece.text or piece.entries:
+                        if piece:
                             events.append(form.delta(index, piece))
                         if reason is not None:
                             events.append(form.closing(index, reason))
@@ -169,6 +174,8 @@ class Answer(Response):
 
     def _failed(self, error: Exception) -> Answered:
         """What the client is told; the log is told all."""
+        if isinstance(error, RequestError):
+            error = self._job.in_fields(error)
         unexpected = not isinstance(error, PddError)
         log.warning("request %s failed: %s", self._job.sessions[0].id, error, exc_info=error if unexpected else None)
         return answer_for(error)
@@ -193,7 +200,11 @@ async def _watch(receive: Receive, inbox: Inbox) -> None:
 
 
 def _joined(pieces: list[Piece]) -> Piece:
-    return Piece("".join(piece.text for piece in pieces), [entry for piece in pieces for entry in piece.entries])
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        [entry for piece in pieces for entry in piece.entries],
+        joined(part for piece in pieces for part in piece.parts),
+    )
 
 
 def _start(status: int, headers: dict[str, str]) -> dict[str, object]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pdd_runtime.frontend.choice import Choice, Piece
+from pdd_runtime.frontend.choice import Choice, Entry, Piece
+from pdd_runtime.frontend.fields import Prompt
 from pdd_runtime.frontend.form import Form, encode
-from pdd_runtime.frontend.job import Job
+from pdd_runtime.frontend.job import Job, choice_of, sessions_of
+from pdd_runtime.frontend.language import Language
 from pdd_runtime.frontend.model import ServedModel
 from pdd_runtime.frontend.requests import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from pdd_runtime.pipeline import SessionRequest
+from pdd_runtime.plugins.engine import Token
 
 
 class CompletionForm(Form):
@@ -21,8 +24,8 @@ class CompletionForm(Form):
     def _empty(self) -> bytes:
         return b'"text":""'
 
-    def _message(self, text: str) -> dict[str, object]:
-        return {"text": text}
+    def _message(self, index: int, piece: Piece) -> dict[str, object]:
+        return {"text": piece.text}
 
     def _logprobs(self, piece: Piece) -> object:
         name = self.language.token_name
@@ -36,7 +39,7 @@ class CompletionForm(Form):
 
 async def completion_job(asked: CompletionRequest, model: ServedModel, request_id: str) -> Job:
     """Raises `RequestError` where the request does not fit the model."""
-    model.check(asked.model, "logprobs" if asked.logprobs is not None else None)
+    model.check_name(asked.model)
     form = CompletionForm(
         request_id,
         model.name,
@@ -45,18 +48,30 @@ async def completion_job(asked: CompletionRequest, model: ServedModel, request_i
         token_ids=bool(asked.return_token_ids),
         usage=asked.include_usage,
     )
+    eos = model.language.eos_token_ids
+    sampling = asked.sampling(eos, asked.logprobs)
+    model.check_sampling(asked, sampling)
     sessions: list[SessionRequest] = []
-    for index, prompt in enumerate(asked.prompt):
+    choices: list[Choice] = []
+    for prompt in asked.prompt:
         tokens = await model.tokens(prompt)
-        sessions.append(
-            SessionRequest(
-                # The first keeps the request's id, so that the header leads to a timeline.
-                id=f"{request_id}-{index}" if index else request_id,
-                tokens=tokens,
-                max_tokens=model.room(len(tokens), asked.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt"),
-                sampling=asked.sampling(model.language.eos_token_ids, asked.logprobs),
-                salt=asked.cache_salt or "",
-            )
-        )
-    choices = tuple(Choice(model.language, asked.stop or (), entries=form.wants_entries) for _ in sessions)
-    return Job(form, tuple(sessions), choices, stream=bool(asked.stream))
+        room = model.room(len(tokens), asked.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt")
+        sessions += sessions_of(asked, request_id, len(sessions), tokens, room, asked.sampling(eos, asked.logprobs))
+        echo = echo_of(model.language, prompt, tokens, entries=form.wants_entries) if asked.echo else None
+        choices += [choice_of(asked, model.language, form, echo=echo) for _ in range(asked.choices)]
+    return Job(
+        form, tuple(sessions), tuple(choices), bool(asked.stream), of_prompt=asked.choices, fields=asked.needs(sampling)
+    )
+
+
+def echo_of(language: Language, prompt: Prompt, tokens: tuple[int, ...], *, entries: bool) -> Piece:
+    """The prompt as the beginning of its own answer. Its tokens have no logprobs: nobody computed them."""
+    detokenizer = language.detokenizer()
+    texts, found, offset = [], [], 0
+    for position, token in enumerate(tokens):
+        found.append(Entry(Token(position, token), offset))
+        texts.append(detokenizer.push(token))
+        offset += len(texts[-1])
+    texts.append(detokenizer.flush())
+    text = prompt if isinstance(prompt, str) else "".join(texts)
+    return Piece(text, [Entry(token, min(at, len(text))) for token, at in found] if entries else [])

@@ -76,7 +76,7 @@ class WindowDetokenizer:
         if not text or text.endswith(_REPLACEMENT):
             return ""
         self._context, self._held = self._held, []
-        self._before = self._tokenizer.decode(self._context)
+        self._before = self._decode(self._context)
         return text
 
     def flush(self) -> str:
@@ -85,8 +85,12 @@ class WindowDetokenizer:
         return text
 
     def _text(self) -> str:
-        whole: str = self._tokenizer.decode(self._context + self._held)
+        whole = self._decode(self._context + self._held)
         if whole.startswith(self._before):
             return whole[len(self._before) :]
         # The new tokens changed how the old ones are written, and those are out already.
-        return str(self._tokenizer.decode(self._held))
+        return self._decode(self._held)
+
+    def _decode(self, tokens: list[int]) -> str:
+        # Those to be skipped are not among them; a special token that is wanted would be lost.
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
@@ -54,7 +55,10 @@ class Form(ABC):
     ) -> None:
         """`usage`: a stream ends with a chunk of usage, and the others say that theirs is null."""
         self.language, self.logprobs, self.token_ids, self.usage = language, logprobs, token_ids, usage
-        self._id = f"{self.id_prefix}-{request_id.removeprefix('req-')}"
+        self._request = request_id.removeprefix("req-")
+        self._id = f"{self.id_prefix}-{self._request}"
+        self._calls: Counter[int] = Counter()
+        """Calls of tools that each choice has made so far."""
         self._model, self._created = model, int(time.time())
         self._head = b"data: " + encode(self._top(self.chunk_object)).removesuffix(b"}") + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if usage else b"]}\n\n"
@@ -94,15 +98,15 @@ class Form(ABC):
         """The same for a chunk without text."""
 
     @abstractmethod
-    def _message(self, text: str) -> dict[str, object]:
-        """The text of a whole choice, as its key and value."""
+    def _message(self, index: int, piece: Piece) -> dict[str, object]:
+        """What a whole choice says, as its key and value."""
 
     @abstractmethod
     def _logprobs(self, piece: Piece) -> object:
         """The `logprobs` value of a piece with entries."""
 
     def _choice(self, index: int, whole: Whole) -> dict[str, object]:
-        choice: dict[str, object] = {"index": index} | self._message(whole.piece.text)
+        choice: dict[str, object] = {"index": index} | self._message(index, whole.piece)
         choice["logprobs"] = self._logprobs(whole.piece) if self.logprobs else None
         choice["finish_reason"] = whole.reason
         if self.token_ids:

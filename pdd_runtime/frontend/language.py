@@ -10,12 +10,20 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from pdd_runtime.errors import EngineError, RequestError
+from pdd_runtime.frontend.calls import CLOSE as CALL_CLOSE
+from pdd_runtime.frontend.calls import OPEN as CALL_OPEN
+from pdd_runtime.frontend.calls import PYTHON_TAG, Style
 from pdd_runtime.frontend.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_table
+from pdd_runtime.frontend.preamble import with_tools
+from pdd_runtime.frontend.reasoning import CLOSE as THINK_CLOSE
+from pdd_runtime.frontend.reasoning import OPEN as THINK_OPEN
 from pdd_runtime.frontend.template import ChatTemplate
 from pdd_runtime.plugins.engine import TokenizerFiles
 
 _LONG = 16_384
 """Characters above which encoding takes milliseconds, and so gets a thread."""
+
+_MARKERS = {THINK_OPEN, THINK_CLOSE, CALL_OPEN, CALL_CLOSE, PYTHON_TAG}
 
 
 class Language:
@@ -38,6 +46,16 @@ class Language:
         self._byte_level = decoder.get("type") == "ByteLevel"
         self._byte_of = byte_table()
         self._known: dict[int, bytes] = {}
+        added = {token.content: i for i, token in self._tokenizer.get_added_tokens_decoder().items()}
+        source = files.chat_template or ""
+        self.thinks = THINK_OPEN in source or THINK_CLOSE in source or THINK_CLOSE in added
+        """The model reasons, or can, before it answers."""
+        self.takes_tools = self._template is not None and "tools" in self._template.variables
+        self.call_style: Style = "hermes"
+        """How the model writes calls of tools; a model that is told of them in our words does it in Hermes's way."""
+        if self.takes_tools and CALL_OPEN not in source and (PYTHON_TAG in source or PYTHON_TAG in added):
+            self.call_style = "llama"
+        self._markers = {i for text, i in added.items() if text in _MARKERS}
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """`add_special_tokens`: what the model wants before a plain text; a chat template writes its own."""
@@ -47,18 +65,32 @@ class Language:
             encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt's text. Raises `RequestError` where the model has no template, or it refuses."""
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        more: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text; `more`: further variables of the template. Raises `RequestError` where the model has no
+        template, or it refuses."""
         if self._template is None:
             raise RequestError(
                 "this model has no chat template", where="messages", fix="send the prompt to /v1/completions"
             )
-        return self._template.render(messages)
+        if not self.takes_tools:
+            messages, tools = with_tools(messages, tools), ()
+        return self._template.render(messages, tools, more)
 
-    def detokenizer(self) -> Detokenizer:
+    def knows(self, variable: str) -> bool:
+        """Whether the chat template can be told this."""
+        return self._template is not None and variable in self._template.variables
+
+    def detokenizer(self, *, markers: bool = False) -> Detokenizer:
+        """`markers`: the special tokens that enclose reasoning and calls are text like any other."""
+        hidden = self._special - self._markers if markers else self._special
         if self._byte_level:
-            return ByteDetokenizer(self._visible)
-        return WindowDetokenizer(self._tokenizer, self._special.__contains__)
+            return ByteDetokenizer(lambda token: b"" if token in hidden else self.token_bytes(token))
+        return WindowDetokenizer(self._tokenizer, hidden.__contains__)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for, special tokens by their name; empty for an id out of the vocabulary."""
@@ -74,9 +106,6 @@ class Language:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-    def _visible(self, token: int) -> bytes:
-        return b"" if token in self._special else self.token_bytes(token)
 
     def _find_bytes(self, token: int) -> bytes:
         written = self._tokenizer.id_to_token(token)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pdd_runtime.errors import RequestError
 from pdd_runtime.frontend.errors import ContextTooLongError, UnknownModelError
+from pdd_runtime.frontend.fields import Prompt
 from pdd_runtime.frontend.language import Language
-from pdd_runtime.frontend.requests import Prompt
-from pdd_runtime.plugins.engine import EngineInfo
+from pdd_runtime.frontend.requests import Body
+from pdd_runtime.plugins.engine import EngineInfo, Sampling
 
 
 class ServedModel:
@@ -14,20 +15,26 @@ class ServedModel:
         self.info, self.language = info, language
         self.name, self.context_length = info.model, info.context_length
 
-    def check(self, name: str | None, logprobs: str | None) -> None:
-        """Raises where the request means another model, or wants logprobs (by its field's name) that this
-        engine does not give."""
+    def check_name(self, name: str | None) -> None:
+        """Raises where the request means another model."""
         if name is not None and name != self.name:
-            raise UnknownModelError(
-                f"there is no model {name!r}", where="model", why=f"this graph serves {self.name!r}"
-            )
-        if logprobs is not None and not self.info.capabilities.logprobs:
-            raise RequestError("the engine of this graph gives no logprobs", where=logprobs)
-
-    def check_name(self, name: str) -> None:
-        if name != self.name:
             why = f"this graph serves {self.name!r}"
             raise UnknownModelError(f"there is no model {name!r}", where="model", why=why)
+
+    def check_sampling(self, asked: Body, sampling: Sampling) -> None:
+        """Raises where the request wants what the engine cannot do, or tokens that the vocabulary does not have."""
+        able = self.info.capabilities.names
+        for capability, field in asked.needs(sampling).items():
+            if capability not in able:
+                what = "gives no logprobs" if capability == "logprobs" else f"has no {capability}"
+                raise RequestError(f"the engine of this graph {what}", where=field)
+        size = self.language.vocabulary_size
+        for field, tokens in (
+            ("logit_bias", [token for token, _ in sampling.logit_bias]),
+            ("stop_token_ids", asked.stop_token_ids or []),
+        ):
+            if max(tokens, default=0) >= size:
+                raise RequestError(f"there is no token {max(tokens)}", where=field, why=f"the vocabulary has {size}")
 
     async def tokens(self, prompt: Prompt) -> tuple[int, ...]:
         """A plain prompt's tokens; token ids are taken as they are."""
@@ -41,8 +48,9 @@ class ServedModel:
             )
         return prompt
 
-    def room(self, prompt_tokens: int, asked: int | None, default: int, field: str) -> int:
-        """How many tokens the answer may have: what was asked, else the default as far as the context goes.
+    def room(self, prompt_tokens: int, asked: int | None, default: int, field: str, limit: str = "max_tokens") -> int:
+        """How many tokens the answer may have: what was asked, else the default as far as the context goes. `field` has
+        the prompt, and `limit` what was asked.
 
         Raises `RequestError` for an empty prompt, and where prompt and answer do not fit the context.
         """
@@ -53,7 +61,7 @@ class ServedModel:
             wanted = f" and {asked} more are asked for" if asked is not None else ""
             raise ContextTooLongError(
                 f"the prompt has {prompt_tokens} tokens{wanted}; the context of {self.name} is {self.context_length}",
-                where=field if left < 1 else "max_tokens",
+                where=field if left < 1 else limit,
                 fix="shorten the prompt" if left < 1 else f"ask for at most {left}",
             )
         return min(default, left) if asked is None else asked

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pdd_runtime.frontend.reading import overlap
+
 
 class Found(NamedTuple):
     """What one push lets out, and whether a stop string was completed (then nothing more comes)."""
@@ -48,11 +50,4 @@ class StopStrings:
 
     def _pending(self, text: str) -> int:
         """Length of the longest end of `text` with which a stop string begins."""
-        return max(self._overlap(text, stop) for stop in self._stops)
-
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        for size in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:size]):
-                return size
-        return 0
+        return max(overlap(text, stop) for stop in self._stops)

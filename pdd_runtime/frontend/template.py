@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -65,17 +66,24 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self.variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            """What the template can be told, such as `tools` and `enable_thinking`."""
         except jinja2.TemplateError as error:
             raise EngineError("the model's chat template cannot be read", why=str(error)) from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt, ready for the assistant's next words. Raises `RequestError` where the template refuses
-        the messages."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        more: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt, ready for the assistant's next words; `more`: further variables. Raises `RequestError` where the
+        template refuses the messages."""
+        variables = {"documents": None, **self._special_tokens, **(more or {})}
+        variables |= {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": True}
         try:
-            return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
-            )
+            return self._template.render(variables)
         except _Refused as error:
             raise RequestError(
                 "the model's chat template refuses these messages", where="messages", why=str(error)

@@ -104,7 +104,7 @@ class GivenDriver:
             capacity_blocks=64,
             context_length=256,
             batch_limit=16,
-            capabilities=Capabilities(logprobs=logprobs),
+            capabilities=Capabilities(logprobs=logprobs, penalties=True, logit_bias=True, min_tokens=True, guided=True),
         )
 
     async def info(self) -> EngineInfo:

@@ -255,7 +255,11 @@ async def test_one_failed_prompt_of_a_batch_fails_the_request(given: Start) -> N
         ("completions", {"prompt": [5, 258]}, 400, "prompt", "no token 258"),
         ("completions", {"prompt": [1] * 256}, 400, "prompt", "256 tokens"),
         ("completions", {"prompt": [1] * 200, "max_tokens": 57}, 400, "max_tokens", "at most 56"),
-        ("completions", {"prompt": "x", "n": 2}, 400, "n", "not supported"),
+        ("completions", {"prompt": "x", "best_of": 2}, 400, "best_of", "not supported"),
+        ("completions", {"prompt": "x", "logit_bias": {"258": 1}}, 400, "logit_bias", "no token 258"),
+        ("completions", {"prompt": "x", "stop_token_ids": [999]}, 400, "stop_token_ids", "no token 999"),
+        ("completions", {"prompt": "x", "min_tokens": 17}, 400, "min_tokens", "16"),
+        ("chat/completions", CHAT | {"max_completion_tokens": 999}, 400, "max_completion_tokens", "256"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x" * 300}]}, 400, "messages", "256"),
     ],
 )

@@ -83,7 +83,7 @@ async def test_after_a_stop_string_nothing_comes(bytes_language: Language) -> No
     assert (choice.cut, choice.finish_reason, choice.complete) == (True, "stop", False)
     assert choice.push(Token(3, ord("x"))) is False
     assert choice.push(Finish("length", 5)) is True
-    assert choice.take() == ("hi", [])
+    assert choice.take()[:2] == ("hi", [])
     assert (choice.finish_reason, choice.tokens, choice.cached_tokens) == ("stop", 3, 5)
     assert choice.complete
 

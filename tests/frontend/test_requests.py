@@ -11,6 +11,8 @@ from pdd_runtime.frontend.errors import answer_for, request_error
 from pdd_runtime.frontend.requests import ChatRequest, CompletionRequest
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+USE = {"type": "function", "function": {"name": "f"}}
 
 
 def refused(model: type[ChatRequest] | type[CompletionRequest], body: Any) -> RequestError:
@@ -48,11 +50,41 @@ def refused(model: type[ChatRequest] | type[CompletionRequest], body: Any) -> Re
         ({"stream_options": {"include_usage": True}}, "stream_options", "'stream': true"),
         ({"top_logprobs": 3}, "top_logprobs", "'logprobs': true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "21"),
-        ({"n": 2}, "n", "not supported"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 129}, "n", "129"),
+        ({"best_of": 2}, "best_of", "not supported"),
+        ({"echo": True}, "echo", "not supported"),
+        ({"functions": [{"name": "f"}]}, "functions", "not supported"),
+        ({"modalities": ["audio"]}, "modalities", "not supported"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty", "2.5"),
+        ({"presence_penalty": -3}, "presence_penalty", "-3"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"min_tokens": -1}, "min_tokens", "-1"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "no token id"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
+        ({"logit_bias": [5]}, "logit_bias", "object"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0", "-1"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function", "required"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "'a b'"),
+        ({"tools": [*TOOLS, *TOOLS]}, "tools", "several tools"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "'required'"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "function"),
+        ({"tools": TOOLS, "tool_choice": USE | {"function": {"name": "g"}}}, "tool_choice", "the tools are f"),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "cannot call tools"),
+        ({"tools": TOOLS, "tool_choice": USE, "guided_regex": "a"}, "guided_regex", "one form"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'xml'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "needs"),
+        ({"guided_json": "{"}, "guided_json", "JSON Schema"),
+        ({"guided_json": 5}, "guided_json", "JSON Schema"),
+        ({"guided_choice": []}, "guided_choice", "at least 1"),
+        ({"guided_regex": ""}, "guided_regex", "at least 1"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "only one form"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "only one form"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "not permitted"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "form"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
+        ({"strict": True, "colour": 1, "stream": True, "stream_options": {"x": 1}}, "colour", "stream_options.x"),
     ],
 )
 def test_a_wrong_field_is_named(change: dict[str, Any], field: str, says: str) -> None:
@@ -124,11 +156,19 @@ def test_text_parts_are_one_text_and_other_keys_reach_the_template() -> None:
     messages = [
         {"role": "developer", "content": "rules"},
         {"role": "user", "content": parts, "name": "me"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+        },
     ]
     asked = ChatRequest.model_validate_json(json.dumps({"messages": messages}))
     assert [message.for_template() for message in asked.messages] == [
         {"role": "system", "content": "rules"},
         {"role": "user", "content": "a\nb", "name": "me"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+        },
     ]
