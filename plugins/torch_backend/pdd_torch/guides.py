@@ -18,6 +18,8 @@ from pdd_runtime.plugins.engine import Guide, TokenizerFiles
 
 _KEPT = 64
 """Compiled guides that are kept: those used last."""
+_LONGEST = 2**18
+"""Characters of a guide: the longest ones take about a second to compile, and others wait for that."""
 _FIELDS = {"json_schema": "response_format", "json_object": "response_format"}
 """The request's field that a bad guide of this kind came in; others have a field of their own name."""
 _JSON: JsonCompileOptions = {"whitespace_pattern": r"\n?[ \t]{0,20}"}
@@ -98,6 +100,8 @@ class GuideState:
 
 def _grammar(guide: Guide) -> str:
     """In the compiler's own form. Raises `ValueError`."""
+    if len(guide.text) > _LONGEST:
+        raise ValueError(f"it has {len(guide.text)} characters, more than {_LONGEST}")
     match guide.kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(guide.text, defaults=_JSON)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from pdd_torch.engine import TorchEngine
 from tokenizers import Tokenizer
 
 from pdd_runtime.errors import Cancelled, CapacityError, EngineError, RequestError
-from pdd_runtime.plugins.engine import Engine, Extended, ModelSpec, Sampling, Tokens
+from pdd_runtime.plugins.engine import Engine, Extended, Guide, ModelSpec, Sampling, Tokens
+from pdd_runtime.testing.byte_tokenizer import END
 from pdd_runtime.testing.engine_harness import GREEDY, EngineHarness
 from pdd_runtime.testing.engine_suite import EngineConformance
 
@@ -214,6 +217,83 @@ async def test_a_model_that_cannot_load_fails_the_start(started: Started) -> Non
 def test_listing_the_plugin_imports_no_torch() -> None:
     code = "import sys, pdd_torch.plugin as p; p.pdd_register_engines(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Rome"]},
+        "people": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "old": {"type": "boolean"},
+    },
+    "required": ["city", "people", "old"],
+    "additionalProperties": False,
+}
+
+
+def fits(text: str) -> bool:
+    value = json.loads(text)
+    assert value["city"] in ("Paris", "Rome")
+    return list(value) == ["city", "people", "old"] and type(value["people"]) is int and type(value["old"]) is bool
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+async def test_json_is_whole_behind_a_handoff_at_every_token(started: Started, sampling: Sampling) -> None:
+    # Random weights love blanks, which JSON allows many of: with the bias the answer stays short.
+    sampling = structs.replace(
+        sampling,
+        guide=Guide(kind="json_schema", text=json.dumps(SCHEMA)),
+        stop_token_ids=(END,),
+        frequency_penalty=0.2,
+        logit_bias=tuple((blank, -50.0) for blank in b" \t\n"),
+    )
+    prompt = text(40)
+    async with started() as relay, started(block_size=8) as main:
+        whole = await relay.decode(prompt, 100, sampling)
+        assert whole.stopped.reason == "stop"
+        assert fits(bytes(whole.ids[:-1]).decode())
+        for known in range(len(whole.ids)):
+            tokens = (*prompt, *whole.ids[:known])
+            rest = await main.decode(tokens, 100, sampling, prompt_tokens=len(prompt))
+            assert whole.ids[:known] + rest.ids == whole.ids
+
+
+async def test_a_guide_is_compiled_beside_the_passes_and_its_request_can_go_meanwhile(started: Started) -> None:
+    slow = Guide(kind="choice", text=json.dumps([f"{n * 7919 % 100_003}" for n in range(20_000)]))
+    async with started() as harness:
+        other = asyncio.create_task(harness.generate(text(10), 30))
+        guided = asyncio.create_task(harness.decode(text(20), 3, Sampling(guide=slow)))
+        cancelled = harness.decoding(text(30), 3, Sampling(guide=slow), request_id="gone")
+        waiting = asyncio.ensure_future(anext(cancelled))
+        assert len(await other) == 30
+        await harness.engine.cancel("gone")
+        with pytest.raises(Cancelled):
+            await waiting
+        await cancelled.aclose()
+        guided.cancel()
+        await asyncio.wait({guided})
+        await harness.idle()
+
+
+@pytest.mark.model
+async def test_smollm2_writes_json_and_goes_on_with_it_anywhere(started: Started) -> None:
+    async with started("smollm2") as harness:
+        files = await harness.engine.tokenizer()
+        tokenizer = Tokenizer.from_str(files.tokenizer_json)
+        question = "<|im_start|>user\nTell me about Paris, as JSON.<|im_end|>\n<|im_start|>assistant\n"
+        prompt = tuple(tokenizer.encode(question).ids)
+        sampling = Sampling(
+            temperature=0,
+            stop_token_ids=files.eos_token_ids,
+            guide=Guide(kind="json_schema", text=json.dumps(SCHEMA)),
+            repetition_penalty=1.1,
+        )
+        whole = await harness.decode(prompt, 80, sampling)
+        assert whole.stopped.reason == "stop"
+        assert fits(tokenizer.decode(whole.ids[:-1]))
+        for known in range(1, len(whole.ids)):
+            tokens = (*prompt, *whole.ids[:known])
+            assert (await harness.decode(tokens, 1, sampling, prompt_tokens=len(prompt))).ids == whole.ids[known:][:1]
 
 
 @pytest.mark.model

@@ -8,6 +8,7 @@ from pdd_torch.sampler import Sampler
 from pdd_torch.scheduler import Planned, Scheduler
 from pdd_torch.sequence import Sequence
 
+from pdd_runtime.errors import EngineError
 from pdd_runtime.kv import BlockStore, KvLayout, seed
 from pdd_runtime.plugins.engine import Sampling, Token
 
@@ -168,3 +169,15 @@ def test_random_loads_end_with_every_block_given_back() -> None:
             bed.finish(planned)
         assert not alive, "a sequence never ended"
         assert bed.store.stats.used == 0
+
+
+def test_a_token_that_cannot_be_chosen_fails_its_own_sequence_only() -> None:
+    bed = Bed()
+    bad, good = bed.add(8, 5), bed.add(8, 5)
+    planned = bed.scheduler.plan()
+    bed.scheduler.finish(planned, [EngineError("no token fits"), Token(8, 7)])
+    assert bad.over
+    assert not good.over
+    while not good.over:
+        bed.step()
+    assert bed.store.stats.used == 0
