@@ -10,51 +10,18 @@ from typing import Annotated
 import typer
 
 from pdd_runtime import __version__
+from pdd_runtime.cli import complete
 from pdd_runtime.cli.console import Consoles
-
-
-def examples(*lines: str) -> str:
-    """The end of a command's help: one example a line."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
+from pdd_runtime.cli.options import Drawing, Format, GraphFile, Name, Output, Overrides, Running, examples
 
 app = typer.Typer(
     name="pdd-runtime",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Serve language models from a graph of prefill, relay and main-decode pools, over several datacenters.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or graph, 3 not running, 4 running already.",
 )
-
-
-class Format(StrEnum):
-    """How a listing is printed."""
-
-    table = "table"
-    json = "json"
-
-
-class Drawing(StrEnum):
-    """How a graph is drawn."""
-
-    text = "text"
-    mermaid = "mermaid"
-    dot = "dot"
-    svg = "svg"
-    json = "json"
-
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the graph; may be repeated. VALUE is YAML."),
-]
-GraphFile = Annotated[Path, typer.Argument(metavar="GRAPH", help="The graph's YAML file.")]
-Name = Annotated[
-    str | None, typer.Argument(metavar="[NAME|GRAPH]", help="A running graph's name, or its file. Default: the one.")
-]
-Output = Annotated[Format, typer.Option("--format", help="How to print it.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -75,6 +42,7 @@ def root(
         "pdd-runtime up graphs/quickstart.yaml",
         "pdd-runtime up graphs/quickstart.yaml -d --wait --set spec.frontend.port=9000",
         'pdd-runtime up graphs/quickstart.yaml --ask "Why is the sky blue?"',
+        "pdd-runtime up graphs/quickstart.yaml --dry-run",
     )
 )
 def up(
@@ -96,17 +64,32 @@ def up(
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer to --ask.")] = 128,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the processes' logs.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Check all, say what would run, and start nothing.")] = False,
+    output: Annotated[
+        Format, typer.Option("--format", help="How to print what runs; json with -d, --wait or --dry-run.")
+    ] = Format.table,
 ) -> None:
     """Bring a graph up and keep it up. Ctrl-C drains it, a second Ctrl-C kills it."""
     from pdd_runtime.cli.ask import question
+    from pdd_runtime.cli.dry_run import dry_run
+    from pdd_runtime.cli.port import check_free
     from pdd_runtime.cli.up import UpOptions, log_to, up_attached, up_detached
     from pdd_runtime.cli.validate import load_checked
     from pdd_runtime.launch import GraphState
 
+    as_json = output is Format.json
+    if as_json and not (detach or wait or dry):
+        raise typer.BadParameter("json needs -d, --wait or --dry-run: in the foreground it would never end")
+    if as_json and ask is not None:
+        raise typer.BadParameter("json and --ask do not go together")
     consoles = Consoles()
     loaded, plugins = load_checked(graph, overrides or [], consoles)
+    check_free(loaded)
+    if dry:
+        dry_run(loaded, as_json, consoles)
+        return
     wait = wait or (detach and ask is not None)
-    options = UpOptions(wait, wait_timeout, None if ask is None else question(ask), max_tokens, quiet)
+    options = UpOptions(wait, wait_timeout, None if ask is None else question(ask), max_tokens, quiet, as_json)
     if detach or wait:
         code = asyncio.run(up_detached(loaded, options, consoles))
     else:
@@ -123,21 +106,37 @@ def ps(name: Name = None, output: Output = Format.table) -> None:
     run(name, output is Format.json, Consoles())
 
 
-@app.command(epilog=examples("pdd-runtime logs", "pdd-runtime logs main -f", "pdd-runtime logs main/1 -n 20"))
+@app.command(
+    epilog=examples(
+        "pdd-runtime logs",
+        "pdd-runtime logs main -f",
+        "pdd-runtime logs main/1 -n 20",
+        "pdd-runtime logs --request req-5f2b6c7d8e9f0a1b",
+    )
+)
 def logs(
     pool: Annotated[
-        str | None, typer.Argument(metavar="[POOL]", help="A pool, POOL/INDEX, `frontend` or `launcher`. Default: all.")
+        str | None,
+        typer.Argument(
+            metavar="[POOL]",
+            help="A pool, POOL/INDEX, `frontend` or `launcher`. Default: all.",
+            autocompletion=complete.processes,
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the logs grow, until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many lines of each log to begin with.")] = 50,
-    graph: Annotated[
-        str | None, typer.Option("--graph", "-g", metavar="NAME|GRAPH", help="Which graph. Default: the one running.")
+    request: Annotated[
+        str | None,
+        typer.Option("--request", "-r", metavar="ID", help="Only what any process has logged about this request."),
     ] = None,
+    graph: Running = None,
+    output: Annotated[Format, typer.Option("--format", help="How to print it; json: an object a line.")] = Format.table,
 ) -> None:
-    """Show what the processes of a graph have written."""
+    """Show what the processes of a graph have written, in order of time."""
+    from pdd_runtime.cli.logs import LogOptions
     from pdd_runtime.cli.logs import logs as run
 
-    run(graph, pool, lines, follow, Consoles())
+    run(graph, LogOptions(pool, lines, follow, request, output is Format.json), Consoles())
 
 
 @app.command(epilog=examples("pdd-runtime down", "pdd-runtime down quickstart", "pdd-runtime down --timeout 0"))
@@ -146,19 +145,20 @@ def down(
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long running requests may go on.")
     ] = 30.0,
+    output: Output = Format.table,
 ) -> None:
     """Stop a graph. Afterwards none of its processes is left, even where its launcher was killed before."""
     from pdd_runtime.cli.down import down as run
 
-    run(name, timeout, Consoles())
+    run(name, timeout, output is Format.json, Consoles())
 
 
 @app.command(epilog=examples("pdd-runtime validate graphs/quickstart.yaml --set spec.handoff.plugin=one-shot"))
-def validate(graph: GraphFile, overrides: Overrides = None) -> None:
+def validate(graph: GraphFile, overrides: Overrides = None, output: Output = Format.table) -> None:
     """Check a graph, and that the installed plugins can run it, and draw it."""
     from pdd_runtime.cli.validate import validate as run
 
-    run(graph, overrides or [], Consoles())
+    raise typer.Exit(run(graph, overrides or [], output is Format.json, Consoles()))
 
 
 plugins_app = typer.Typer(
@@ -216,9 +216,7 @@ def timeline(
     request: Annotated[
         str, typer.Argument(metavar="ID", help="The request's id: the response header x-pdd-request-id.")
     ],
-    graph: Annotated[
-        str | None, typer.Option("--graph", "-g", metavar="NAME|GRAPH", help="Which graph. Default: the one running.")
-    ] = None,
+    graph: Running = None,
     output: Output = Format.table,
 ) -> None:
     """Draw where a request's time went: prefill, KV transfers, relay, handoff, main."""

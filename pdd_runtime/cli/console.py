@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,19 @@ class Consoles:
 
     def error(self, error: PddError) -> None:
         for one in getattr(error, "errors", ()) or (error,):
-            self.err.print(_told(one))
+            self.err.print(_told(one, "error", "bold red"))
+
+    def warning(self, warning: PddError) -> None:
+        self.err.print(_told(warning, "warning", "bold yellow"))
+
+    @contextmanager
+    def busy(self, doing: str) -> Iterator[None]:
+        """On a terminal a spinner, so that nobody wonders; nothing elsewhere."""
+        if self.err.is_terminal:
+            with self.err.status(doing):
+                yield
+        else:
+            yield
 
 
 def exit_code(error: PddError) -> int:
@@ -67,11 +80,11 @@ def plain(text: str) -> str:
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "" for c in text)
 
 
-def _told(error: PddError) -> Text:
+def _told(error: PddError, kind: str, style: str) -> Text:
     text = Text()
     if error.where:
         text.append(f"{error.where}: ", "bold")
-    text.append("error: ", "bold red").append(plain(error.what), "bold")
+    text.append(f"{kind}: ", style).append(plain(error.what), "bold")
     text.append(_excerpt(error.where), "dim")
     for word, sentence in (("why", error.why), ("fix", error.fix)):
         if sentence:

@@ -10,7 +10,8 @@ from pdd_runtime.plugins.schema import settings_schema
 
 
 def plugins(as_json: bool, consoles: Consoles) -> None:
-    manager = load_plugins()
+    with consoles.busy("looking at the plugins"):
+        manager = load_plugins()
     rows = [
         {
             "kind": entry.kind.noun,

@@ -8,7 +8,8 @@ from pdd_runtime.plugins.schema import graph_schema
 
 
 def schema(consoles: Consoles) -> None:
-    plugins = load_plugins()
+    with consoles.busy("looking at the plugins"):
+        plugins = load_plugins()
     consoles.json(graph_schema(plugins))
     for problem in plugins.problems:
         consoles.error(problem)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from rich.text import Text
 
@@ -38,6 +39,8 @@ class UpOptions:
     question: str | None
     max_tokens: int
     quiet: bool
+    as_json: bool = False
+    """Detached only: say what runs as JSON, and how it starts on stderr."""
 
 
 async def up_detached(loaded: LoadedGraph, options: UpOptions, consoles: Consoles) -> int:
@@ -45,12 +48,16 @@ async def up_detached(loaded: LoadedGraph, options: UpOptions, consoles: Console
     state = GraphState(loaded.graph.name)
     detached = await start_detached(loaded.graph, str(loaded.path), state)
     if not options.wait:
+        if options.as_json:
+            consoles.json(_started(state))
+            return OK
         consoles.out.print(f"graph {state.name} is starting; `pdd-runtime ps {state.name}` shows how far it is")
         return OK
-    consoles.out.print(picture(loaded.graph))
+    if not options.as_json:
+        consoles.out.print(picture(loaded.graph))
     try:
         async with asyncio.timeout(options.wait_timeout):
-            with LiveStatus(consoles.out) as live:
+            with LiveStatus(consoles.err if options.as_json else consoles.out) as live:
                 status = await live.until_ready(watch(state))
     except TimeoutError:
         raise LaunchError(
@@ -62,10 +69,24 @@ async def up_detached(loaded: LoadedGraph, options: UpOptions, consoles: Console
         raise await detached.failure() from None
     if status is None:
         raise LaunchError(f"graph {state.name} was stopped while it started")
+    if options.as_json:
+        consoles.json(_started(state))
+        return OK
     await _announce(consoles, status)
     if options.question is not None:
         await ask(consoles.out, status.url, options.question, options.max_tokens)
     return OK
+
+
+def _started(state: GraphState) -> dict[str, Any]:
+    """For `-d --format json`."""
+    launcher = state.launcher()
+    return {
+        "name": state.name,
+        "pid": launcher.pid if launcher else None,
+        "url": (launcher.url if launcher else "") or None,
+        "state": str(state.directory),
+    }
 
 
 async def up_attached(loaded: LoadedGraph, plugins: PluginManager, options: UpOptions, consoles: Consoles) -> int:

@@ -82,18 +82,6 @@ def test_a_second_up_is_refused_and_says_who_runs_it(cli: Cli) -> None:
     assert ready(cli)
 
 
-def test_a_port_in_use_is_told_at_once_and_nothing_is_left(cli: Cli) -> None:
-    port = url(cli).rpartition(":")[2]
-    override = ["--set", f"spec.frontend.port={port}", "--set", "metadata.name=other"]
-    for arguments in (["-d", "--wait"], []):
-        other = cli("up", "demo.yaml", *arguments, *override)
-        assert other.code == 1
-        assert "error: frontend/0 cannot start" in other.err
-        assert "another process listens there" in other.err
-        assert "--set spec.frontend.port=" in other.err
-        assert not (cli.directory / "state" / "other" / "launcher.json").exists()
-
-
 def test_logs_come_with_a_prefix_for_all_or_for_one(cli: Cli) -> None:
     every = cli("logs").out
     assert "    main/0 | " in every
@@ -162,3 +150,74 @@ def test_a_reader_that_leaves_gets_no_traceback(cli: Cli) -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=cli.env, timeout=30, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_logs_of_one_request_come_from_every_process_in_order(cli: Cli) -> None:
+    body = {"model": "toy", "prompt": "Hello", "max_tokens": 4}
+    mine, other = (
+        httpx.post(f"{url(cli)}/v1/completions", json=body, timeout=30).headers["x-pdd-request-id"] for _ in range(2)
+    )
+    until(lambda: f"request {mine} ended" in cli("logs", "frontend", "--request", mine).out)
+    done = cli("logs", "--request", mine)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert all(mine in line for line in lines)
+    assert [line.split(" | ")[0].strip() for line in lines] == [
+        *("frontend/0", "main/0", "main/0", "frontend/0"),
+    ]
+    assert f"request {mine}: route A, " in lines[0]
+    assert f"request {mine}: made 4 tokens, length" in lines[2]
+    assert f"request {mine} ended: status 200, 4 tokens" in lines[3]
+    assert other not in done.out
+    entries = [json.loads(line) for line in cli("logs", "-r", mine, "--format", "json").out.splitlines()]
+    assert [entry["process"] for entry in entries] == [line.split(" | ")[0].strip() for line in lines]
+    assert entries[1]["level"] == "INFO"
+    assert entries[1]["logger"] == "pdd_runtime.worker.service"
+    assert entries == sorted(entries, key=lambda entry: str(entry["time"]))
+    none = cli("logs", "--request", "req-0123456789abcdef")
+    assert (none.code, none.out) == (1, "")
+    assert "no process of graph demo has logged req-0123456789abcdef" in none.err
+
+
+def test_a_port_that_another_graph_has_is_told_before_anything_starts(cli: Cli) -> None:
+    port = url(cli).rpartition(":")[2]
+    name = cli.write(GRAPH.replace("{name: demo}", "{name: clash}"), "clash.yaml")
+    taken = ["--set", f"spec.frontend.port={port}"]
+    for arguments in (["-d"], [], ["--dry-run"]):
+        done = cli("up", name, *taken, *arguments)
+        assert done.code == 1
+        assert done.err == (
+            f"--set spec.frontend.port={port}: error: the frontend cannot listen on 127.0.0.1:{port}\n"
+            f"  why: graph demo listens there: {url(cli)}\n  "
+            "fix: choose another port, --set spec.frontend.port=9000 (0: any that is free)\n"
+        )
+    assert not (cli.directory / "state" / "clash").exists()
+    checked = cli("validate", name, *taken)
+    assert checked.code == 0
+    assert f"warning: the frontend cannot listen on 127.0.0.1:{port}" in checked.err
+    assert json.loads(cli("validate", name, *taken, "--format", "json").out)["warnings"][0]["code"] == "launch"
+
+
+def test_a_dry_run_of_what_runs_says_so(cli: Cli) -> None:
+    assert cli("up", "demo.yaml", "--dry-run").code == 4
+
+
+def completed(cli: Cli, words: str) -> list[str]:
+    """What bash would offer behind `words`."""
+    arguments = ["pdd-runtime", *words.split(" ")]
+    env = {
+        "_PDD_RUNTIME_COMPLETE": "complete_bash",
+        "COMP_WORDS": "pdd-runtime " + words,
+        "COMP_CWORD": str(len(arguments) - 1),
+    }
+    return cli(env=env).out.split()
+
+
+def test_the_shell_completes_commands_pools_graphs_and_files(cli: Cli) -> None:
+    assert completed(cli, "va") == ["validate"]
+    assert completed(cli, "logs ma") == ["main"]
+    assert completed(cli, "logs --graph demo fr") == ["frontend"]
+    assert completed(cli, "down ") == ["demo"]
+    assert completed(cli, "up de") == ["demo.yaml"]
+    assert completed(cli, "ps --format j") == ["json"]
+    assert "pdd-runtime" in cli("--show-completion", env={"SHELL": "/bin/bash"}).out + "pdd-runtime"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import threading
 import time
@@ -168,3 +170,47 @@ def test_a_launcher_that_hangs_is_no_match_for_down(cli: Cli) -> None:
     done = cli("down", "--timeout", "0")
     assert done.code == 0
     assert gone(pids)
+
+
+def test_a_dry_run_says_what_would_run_and_starts_nothing(cli: Cli) -> None:
+    name = cli.write(GRAPH.replace("{name: demo}", "{name: dry}").replace("dc-a, engine", "dc-a, replicas: 2, engine"))
+    done = cli("up", name, "--dry-run", "--set", "spec.pools.main.engine.config.chunk=8")
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"main/1 +aggregated +dc-a +engine scripted, model toy +chunk: 8", done.out)
+    assert "nothing was started" in done.out
+    plan = json.loads(cli("up", name, "--dry-run", "--format", "json").out)
+    assert [f"{process['pool']}/{process['index']}" for process in plan["processes"]] == [
+        *("main/0", "main/1", "frontend/0"),
+    ]
+    assert not (cli.directory / "state" / "dry").exists()
+    wrong = cli("up", name, "--dry-run", "--set", "spec.pools.main.engine.plugin=scriptd")
+    assert wrong.code == 2
+
+
+def test_what_runs_in_the_background_is_told_as_json(cli: Cli) -> None:
+    done = cli("up", cli.write(), "--wait", "--format", "json")
+    assert done.code == 0
+    started = json.loads(done.out)
+    assert started == {
+        "name": "demo",
+        "pid": cli.launcher()["pid"],
+        "url": cli.launcher()["url"],
+        "state": str(cli.directory / "state" / "demo"),
+    }
+    assert "main/0 ready" in done.err
+    assert json.loads(cli("down", "--format", "json").out) == {"name": "demo", "forced": []}
+    assert cli("up", "demo.yaml", "--format", "json").code == 2
+
+
+def test_a_check_is_told_as_json_whether_it_passes_or_not(cli: Cli) -> None:
+    checked = cli("validate", cli.write(), "--format", "json")
+    assert (checked.code, json.loads(checked.out)) == (
+        0,
+        {"name": "demo", "path": "demo.yaml", "right": True, "faults": [], "warnings": []},
+    )
+    broken = cli("validate", "demo.yaml", "--set", "spec.clusters={}", "--format", "json")
+    assert (broken.code, broken.err) == (2, "")
+    told = json.loads(broken.out)
+    assert told["right"] is False
+    assert set(told["faults"][0]) == {"code", "what", "where", "why", "fix"}
+    assert cli("validate", "none.yaml", "--format", "json").code == 2

@@ -1,0 +1,61 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdd_runtime.cli import complete
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: one example a line."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class Format(StrEnum):
+    """How a listing is printed."""
+
+    table = "table"
+    json = "json"
+
+
+class Drawing(StrEnum):
+    """How a graph is drawn."""
+
+    text = "text"
+    mermaid = "mermaid"
+    dot = "dot"
+    svg = "svg"
+    json = "json"
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the graph; may be repeated. VALUE is YAML."),
+]
+GraphFile = Annotated[
+    Path, typer.Argument(metavar="GRAPH", help="The graph's YAML file.", autocompletion=complete.graph_files)
+]
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME|GRAPH]",
+        help="A running graph's name, or its file. Default: the one.",
+        autocompletion=complete.graph_names,
+    ),
+]
+Running = Annotated[
+    str | None,
+    typer.Option(
+        "--graph",
+        "-g",
+        metavar="NAME|GRAPH",
+        help="Which graph. Default: the one running.",
+        autocompletion=complete.logged_names,
+    ),
+]
+Output = Annotated[Format, typer.Option("--format", help="How to print it.")]

@@ -1,0 +1,42 @@
+"""Whether the frontend will be able to listen, asked before anything is started."""
+
+from __future__ import annotations
+
+from pdd_runtime.errors import LaunchError
+from pdd_runtime.frontend.server import listen
+from pdd_runtime.graph import LoadedGraph
+from pdd_runtime.launch import GraphState
+
+
+def check_free(loaded: LoadedGraph) -> None:
+    """Raises `AlreadyRunningError` where the graph runs, and `LaunchError` where its port is taken."""
+    state = GraphState(loaded.graph.name)
+    if state.running():
+        raise state.runs_already()
+    fault = port_fault(loaded)
+    if fault:
+        raise fault
+
+
+def port_fault(loaded: LoadedGraph) -> LaunchError | None:
+    """What keeps the frontend from its port, with the place in the graph; None: nothing, now."""
+    frontend = loaded.graph.spec.frontend
+    try:
+        listen(frontend.host, frontend.port).close()
+    except LaunchError as error:
+        return LaunchError(
+            error.what,
+            where=loaded.locate(("spec", "frontend", "port")),
+            why=_holder(frontend.port) or error.why,
+            fix=error.fix,
+        )
+    return None
+
+
+def _holder(port: int) -> str:
+    """The graph of this user whose frontend has the port."""
+    for state in GraphState.all():
+        launcher = state.running()
+        if launcher and launcher.url.rpartition(":")[2] == str(port):
+            return f"graph {state.name} listens there: {launcher.url}"
+    return ""
