@@ -145,7 +145,8 @@ DecodeEvent = Extended | Tokens | Stopped
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine can do, as data."""
+    """What an engine can do, as data. Routes avoid workers that lack what a request needs (`Sampling.needs`); an engine
+    that is asked all the same raises `RequestError`."""
 
     extend: Literal["local", "prefill_assisted"] = "local"
     kv: Literal["portable", "native"] = "portable"
