@@ -119,7 +119,7 @@ async def chat_job(asked: ChatRequest, model: ServedModel, request_id: str) -> J
         tuple(choices),
         bool(asked.stream),
         of_prompt=asked.choices,
-        fields=asked.needs(sampling),
+        fields=asked.fields(sampling),
     )
 
 
@@ -133,7 +133,7 @@ def conversation(asked: ChatRequest, language: Language) -> tuple[str, Callable[
     inside = reasoning.begins_inside(text) if language.thinks else None
     if asked.guide is not None and inside is not None:
         # The form is that of the whole output, so there is no place for reasoning in it.
-        text, inside = text + f"\n{reasoning.CLOSE}\n\n" if inside else text, None
+        text, inside = f"{text.rstrip()}\n\n{reasoning.CLOSE}\n\n" if inside else text, None
     return text, lambda: _reader(asked, language, inside)
 
 

@@ -31,26 +31,29 @@ class Inbox:
     def __init__(self) -> None:
         self._items: list[Item] = []
         self._failure: Exception | None = None
-        self._changed = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, number: int, made: Token | Finish) -> None:
         self._items.append(Item(number, made))
-        self._changed.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """The request cannot go on. What was made before is still taken first; the first failure counts."""
         self._failure = self._failure or error
-        self._changed.set()
+        self._wake()
 
     async def take(self) -> list[Item]:
         """Wait until there is something, and take all of it. Raises what `fail` was given."""
-        if isinstance(self._failure, ClientGone):
-            raise self._failure
-        if not self._items:
+        while not isinstance(self._failure, ClientGone) and not self._items:
             if self._failure is not None:
                 raise self._failure
-            self._changed.clear()
-            await self._changed.wait()
-            return await self.take()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        if isinstance(self._failure, ClientGone):
+            raise self._failure
         items, self._items = self._items, []
         return items
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

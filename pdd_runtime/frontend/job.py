@@ -48,6 +48,8 @@ class Job(NamedTuple):
     def in_fields(self, error: RequestError) -> RequestError:
         """A worker's refusal, as the field it is about."""
         field = self.fields.get(error.where)
+        if not error.where or error.where.startswith("request "):
+            field = next((field for name, field in self.fields.items() if name in error.what), "")
         return error if field is None else type(error)(error.what, where=field, why=error.why, fix=error.fix)
 
 

@@ -22,12 +22,7 @@ class ServedModel:
             raise UnknownModelError(f"there is no model {name!r}", where="model", why=why)
 
     def check_sampling(self, asked: Body, sampling: Sampling) -> None:
-        """Raises where the request wants what the engine cannot do, or tokens that the vocabulary does not have."""
-        able = self.info.capabilities.names
-        for capability, field in asked.needs(sampling).items():
-            if capability not in able:
-                what = "gives no logprobs" if capability == "logprobs" else f"has no {capability}"
-                raise RequestError(f"the engine of this graph {what}", where=field)
+        """Raises where the request means tokens that the vocabulary does not have."""
         size = self.language.vocabulary_size
         for field, tokens in (
             ("logit_bias", [token for token, _ in sampling.logit_bias]),

@@ -150,12 +150,15 @@ class Body(BaseModel):
             found += [(field, guide) for guide in guides_of_it]
         return found
 
-    def needs(self, sampling: Sampling) -> dict[str, str]:
-        """The capabilities an engine must have for this, each with the field that asks for it."""
+    def fields(self, sampling: Sampling) -> dict[str, str]:
+        """What drivers and engines call by their own names, to the field that asks for it."""
         neutral = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
         penalty = next((name for name, none in neutral.items() if getattr(self, name) not in (None, none)), "")
         fields = {"penalties": penalty, "guided": self.guide_field}
-        return {capability: fields.get(capability, capability) for capability in sampling.needs}
+        found = {capability: fields.get(capability, capability) for capability in sampling.needs}
+        if sampling.guide is not None:
+            found |= dict.fromkeys(("response_format", "guide", sampling.guide.kind), self.guide_field)
+        return found
 
     def sampling(self, eos_token_ids: tuple[int, ...], logprobs: int | None) -> Sampling:
         """Of the first choice; see `seeded` for the others."""

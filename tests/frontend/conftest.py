@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import cast
 
 import httpx
+import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from pdd_runtime.clock import now
+from pdd_runtime.errors import RequestError
 from pdd_runtime.frontend.app import create_app
 from pdd_runtime.frontend.language import Language
 from pdd_runtime.frontend.server import create_server, listen, url
@@ -90,8 +92,9 @@ class GivenDriver:
     cached = 3
     """Cached tokens of an answer that was stopped."""
 
-    def __init__(self, *script: object, logprobs: bool = True) -> None:
-        self.script = script
+    def __init__(self, *script: object, able: bool = True, template: str | None = None, context: int = 256) -> None:
+        """`able`: has all capabilities that a request can need. `template`: another chat template than the default."""
+        self.script, self.template = script, template
         self.ready, self.why_not_ready = True, ""
         self.requests: list[SessionRequest] = []
         self.closed: list[str] = []
@@ -102,16 +105,17 @@ class GivenDriver:
             fingerprint="f",
             layout=KvLayout(layers=1, kv_heads=1, head_dim=2, dtype="float32", block_size=16),
             capacity_blocks=64,
-            context_length=256,
+            context_length=context,
             batch_limit=16,
-            capabilities=Capabilities(logprobs=logprobs, penalties=True, logit_bias=True, min_tokens=True, guided=True),
+            capabilities=Capabilities(logprobs=able, penalties=able, logit_bias=able, min_tokens=able, guided=able),
         )
 
     async def info(self) -> EngineInfo:
         return self._info
 
     async def tokenizer(self) -> TokenizerFiles:
-        return byte_tokenizer()
+        files = byte_tokenizer()
+        return files if self.template is None else msgspec.structs.replace(files, chat_template=self.template)
 
     def workers(self) -> list[object]:
         return []
@@ -121,6 +125,8 @@ class GivenDriver:
 
     async def run(self, request: SessionRequest) -> AsyncGenerator[Token | Finish, None]:
         self.requests.append(request)
+        if lacking := set(request.sampling.needs) - self._info.capabilities.names:
+            raise RequestError(f"pool main cannot: {', '.join(sorted(lacking))}")
         stop = self.stops[request.id] = asyncio.Event()
         self.sessions += 1
         position = len(request.tokens)
@@ -172,8 +178,8 @@ async def given() -> AsyncIterator[Callable[..., Awaitable[Given]]]:
     """Call it with a script (see GivenDriver): a real server on a real socket."""
     async with AsyncExitStack() as stack:
 
-        async def start(*script: object, logprobs: bool = True) -> Given:
-            driver = GivenDriver(*script, logprobs=logprobs)
+        async def start(*script: object, able: bool = True, template: str | None = None, context: int = 256) -> Given:
+            driver = GivenDriver(*script, able=able, template=template, context=context)
             service = Service(cast(Driver, driver), Timelines())
             sock = stack.enter_context(listen("127.0.0.1", 0))
             server = create_server(create_app(service))

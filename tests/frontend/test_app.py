@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pdd_runtime.errors import CapacityError, NoRoute, WorkerLost
+from pdd_runtime.errors import CapacityError, NoRoute, RequestError, WorkerLost
 from pdd_runtime.frontend.body import MAX_BODY
 from pdd_runtime.pipeline import Finish
 from pdd_runtime.testing.byte_tokenizer import END
@@ -18,6 +18,7 @@ from pdd_runtime.testing.byte_tokenizer import END
 Start = Callable[..., Awaitable[Any]]
 Until = Callable[..., Awaitable[float]]
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 LENGTH = Finish("length", 2)
 
 
@@ -282,10 +283,33 @@ async def test_a_context_too_long_names_both_numbers(given: Start) -> None:
     assert "256" in error["message"]
 
 
-async def test_an_engine_without_logprobs_refuses_them(given: Start) -> None:
-    server = await given(LENGTH, logprobs=False)
-    response = await server.client.post("/v1/completions", json={"prompt": "x", "logprobs": 1})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "logprobs")
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"min_tokens": 2}, "min_tokens"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+async def test_what_no_worker_can_do_is_a_400_that_names_the_field(
+    given: Start, body: dict[str, Any], param: str
+) -> None:
+    server = await given(LENGTH, able=False, context=2048)
+    for stream in (False, True):
+        response = await server.client.post("/v1/chat/completions", json=CHAT | body | {"stream": stream})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(("where", "param"), [("regex", "guided_regex"), ("request req-1", None), ("", None)])
+async def test_what_an_engine_refuses_names_the_field_of_the_request(given: Start, where: str, param: str) -> None:
+    server = await given(RequestError("this cannot be used", where=where))
+    response = await server.client.post("/v1/completions", json={"prompt": "x", "guided_regex": "("})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 async def test_a_body_over_the_limit_is_refused(given: Start) -> None:
