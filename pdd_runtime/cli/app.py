@@ -184,6 +184,24 @@ def plugins_list(output: Output = Format.table) -> None:
     run(output is Format.json, Consoles())
 
 
+@plugins_app.command(
+    "check",
+    epilog=examples(
+        "pdd-runtime plugins check pdd-tcp", "pdd-runtime plugins check pdd-shortest-queue --format json | jq .ok"
+    ),
+)
+def plugins_check(
+    distribution: Annotated[str, typer.Argument(metavar="DIST", help="An installed distribution, by its name.")],
+    output: Output = Format.table,
+) -> None:
+    """Check an installed distribution's plugins: that they register, and that each class keeps its contract.
+
+    Needs pytest: pip install pdd-runtime[testing]."""
+    from pdd_runtime.cli.plugins_check import plugins_check as run
+
+    raise typer.Exit(run(distribution, output is Format.json, Consoles()))
+
+
 @app.command(
     epilog=examples(
         "pdd-runtime graph graphs/quickstart.yaml",

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import sys
 
-if "pytest" in sys.modules:
-    # So that a suite's failed assertion shows its values, as one in the author's own tests does.
-    sys.modules["pytest"].register_assert_rewrite(
-        *(
-            f"{__name__}.{module}"
-            for module in (
-                "conformance",
-                "discovery_suite",
-                "engine_harness",
-                "engine_suite",
-                "handoff_simulation",
-                "handoff_suite",
-                "kv_parties",
-                "routing_suite",
-                "transport_suite",
-            )
-        )
+REWRITTEN = tuple(
+    f"{__name__}.{module}"
+    for module in (
+        "discovery_suite",
+        "engine_harness",
+        "engine_suite",
+        "handoff_simulation",
+        "handoff_suite",
+        "kv_parties",
+        "routing_suite",
+        "transport_suite",
     )
+)
+"""Modules whose failed assertions are to show their values, as those in an author's own tests do."""
+
+if "pytest" in sys.modules:
+    sys.modules["pytest"].register_assert_rewrite(*REWRITTEN)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdd_runtime.errors import PluginError
+from pdd_runtime.testing import REWRITTEN
 
 NEEDED = {"pytest": "pytest", "pytest_asyncio": "pytest-asyncio", "hypothesis": "hypothesis"}
 """Module to distribution: what the suites are made with."""
@@ -40,6 +41,9 @@ class _Reporter:
     def pytest_configure(self, config: Any) -> None:
         # The option belongs to the terminal reporter, which is not there.
         config.option.tbstyle = "short"
+        import pytest
+
+        pytest.register_assert_rewrite(*(name for name in REWRITTEN if name not in sys.modules))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         key, _, test = report.nodeid.partition("::")

@@ -17,7 +17,12 @@ class Outcomes(NamedTuple):
 
 
 def outcomes(cls: type[Any]) -> Outcomes:
-    kind = next(kind for kind in KINDS if issubclass(cls, kind.base))
-    (cases,) = run_suites({"suite": module_for(kind, cls)}).values()
+    """Of the suite of the class's kind, with its defaults."""
+    return ran(module_for(next(kind for kind in KINDS if issubclass(cls, kind.base)), cls))
+
+
+def ran(module: str) -> Outcomes:
+    """Of a test module, given as text."""
+    (cases,) = run_suites({"suite": module}).values()
     failed = {case.test.partition("[")[0] for case in cases if case.outcome == "failed"}
     return Outcomes({case.test.partition("[")[0] for case in cases} - failed, failed)
