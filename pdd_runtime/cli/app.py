@@ -220,6 +220,34 @@ def graph(
     draw(graph, overrides or [], output, Consoles())
 
 
+@app.command(
+    epilog=examples(
+        "pdd-runtime doctor",
+        "pdd-runtime doctor graphs/quickstart.yaml",
+        "pdd-runtime doctor quickstart --format json | jq .ok",
+    )
+)
+def doctor(
+    graph: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME|GRAPH]",
+            help="A running graph's name, or a graph's file. Default: only this host.",
+            autocompletion=complete.names_and_files,
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    probe: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Send a running graph a request, to see bytes move.")
+    ] = True,
+    output: Output = Format.table,
+) -> None:
+    """Check this host, and whether a graph can run here; of a running graph, that bytes move over each edge."""
+    from pdd_runtime.cli.doctor import doctor as run
+
+    raise typer.Exit(run(graph, overrides or [], probe, output is Format.json, Consoles()))
+
+
 @app.command(epilog=examples("pdd-runtime schema > pdd.schema.json"))
 def schema() -> None:
     """Print the JSON Schema of graphs, installed plugins and their settings included, so that editors complete the

@@ -35,7 +35,7 @@ def client(url: str) -> httpx.AsyncClient:
 async def model_name(url: str) -> str:
     """The name of the model that is served."""
     async with client(url) as http:
-        return str((await _get(http, "/v1/models"))["data"][0]["id"])
+        return str((await get(http, "/v1/models")).json()["data"][0]["id"])
 
 
 def curl(url: str, model: str) -> str:
@@ -86,13 +86,17 @@ async def ask(console: Console, url: str, text: str, max_tokens: int) -> None:
         console.print(timeline.draw(body, timeline.axis_width(console.width)))
 
 
-async def fetch_timeline(http: httpx.AsyncClient, request_id: str, patience: float = 0.0) -> dict[str, Any]:
-    """The timeline of a request, waiting for its end for up to `patience` seconds. Raises `RequestError` where there
-    is none."""
+async def fetch_timeline(
+    http: httpx.AsyncClient, request_id: str, patience: float = 0.0, *, settled: bool = False
+) -> dict[str, Any]:
+    """The timeline of a request, waiting for its end (with `settled`, for that of its transfers, too) for up to
+    `patience` seconds. Raises `RequestError` where there is none."""
     deadline = now() + patience
     while True:
-        body = await _get(http, f"/pdd/requests/{request_id}")
+        body: dict[str, Any] = (await get(http, f"/pdd/requests/{request_id}")).json()
         ended = body["finish_reason"] is not None or body["error"] is not None
+        if settled and body["error"] is None:
+            ended = ended and all(transfer["finished"] is not None for transfer in body["kv"])
         if ended or now() >= deadline:
             return body
         await asyncio.sleep(0.05)
@@ -110,17 +114,25 @@ async def _pieces(answer: httpx.Response) -> AsyncIterator[str]:
             yield choice["delta"].get("content") or ""
 
 
-async def _get(http: httpx.AsyncClient, path: str) -> dict[str, Any]:
+async def get(http: httpx.AsyncClient, path: str) -> httpx.Response:
+    """What the frontend has there. Raises `RemoteError` and `RequestError`."""
     try:
         return _checked(await http.get(path))
     except httpx.HTTPError as error:
         raise _unreachable(str(http.base_url), error) from error
 
 
-def _checked(answer: httpx.Response) -> dict[str, Any]:
+async def post(http: httpx.AsyncClient, path: str, body: object) -> httpx.Response:
+    """The same with a body."""
+    try:
+        return _checked(await http.post(path, json=body))
+    except httpx.HTTPError as error:
+        raise _unreachable(str(http.base_url), error) from error
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
     if answer.is_success:
-        body: dict[str, Any] = answer.json()
-        return body
+        return answer
     try:
         message = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

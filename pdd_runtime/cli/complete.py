@@ -49,6 +49,12 @@ def graph_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 @_quiet
+def names_and_files(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Both."""
+    return [*(state.name for state in GraphState.all()), *graph_files(ctx, incomplete)]
+
+
+@_quiet
 def logged_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Graphs that have logs."""
     return [state.name for state in GraphState.all(stopped=True)]

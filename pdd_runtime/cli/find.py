@@ -14,7 +14,7 @@ def find(name: str | None, *, running: bool = True) -> GraphState:
     """The graph of that name or file; without one, the only one that runs (or, with `running` false, else the only
     one that ever ran). Raises `NotRunningError` and `SeveralGraphsError`."""
     if name is not None:
-        return GraphState(_name_in(Path(name)) if _is_file(name) else name)
+        return GraphState(_name_in(Path(name)) if is_file(name) else name)
     known = GraphState.all()
     states = [state for state in known if state.running()] or known
     if not states and not running:
@@ -27,7 +27,8 @@ def find(name: str | None, *, running: bool = True) -> GraphState:
     return states[0]
 
 
-def _is_file(name: str) -> bool:
+def is_file(name: str) -> bool:
+    """It means a graph's file, not a running graph."""
     return name.endswith((".yaml", ".yml", ".json")) or "/" in name
 
 
