@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI
@@ -23,6 +23,7 @@ from pdd_runtime.frontend.completions import completion_job
 from pdd_runtime.frontend.errors import Answered, NotFoundError, answer_for, answer_for_status
 from pdd_runtime.frontend.job import Job
 from pdd_runtime.frontend.model import ServedModel
+from pdd_runtime.frontend.openapi import describe
 from pdd_runtime.frontend.request_ids import RequestIds
 from pdd_runtime.frontend.requests import ChatRequest, CompletionRequest
 from pdd_runtime.frontend.service import Service
@@ -39,15 +40,16 @@ def create_app(service: Service) -> ASGIApp:
     _add_health(app, service)
     _add_inspection(app, service)
     _add_errors(app)
+    describe(app)
     return RequestIds(app)
 
 
 def _add_openai(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
+    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await _answer(service, request, ChatRequest, chat_job)
 
-    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
+    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await _answer(service, request, CompletionRequest, completion_job)
 
@@ -138,11 +140,6 @@ async def _answer(
         service.ended(request_id, answered.status, now() - arrived)
         return _error(answered)
     return Answer(service, job, arrived)
-
-
-def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The request's form for /docs; FastAPI's own parsing would answer errors in another form than OpenAI's."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
 
 
 def _model(served: ServedModel) -> dict[str, object]:

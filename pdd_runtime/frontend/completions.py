@@ -60,7 +60,12 @@ async def completion_job(asked: CompletionRequest, model: ServedModel, request_i
         echo = echo_of(model.language, prompt, tokens, entries=form.wants_entries) if asked.echo else None
         choices += [choice_of(asked, model.language, form, echo=echo) for _ in range(asked.choices)]
     return Job(
-        form, tuple(sessions), tuple(choices), bool(asked.stream), of_prompt=asked.choices, fields=asked.fields(sampling)
+        form,
+        tuple(sessions),
+        tuple(choices),
+        bool(asked.stream),
+        of_prompt=asked.choices,
+        fields=asked.fields(sampling),
     )
 
 
