@@ -22,6 +22,7 @@ from pdd_runtime.frontend.reading import joined
 from pdd_runtime.frontend.service import Listed, Service
 from pdd_runtime.observe.pace import Pace
 from pdd_runtime.pipeline import Finish, SessionRequest
+from pdd_runtime.plugins.engine import Token
 
 log = logging.getLogger(__name__)
 
@@ -78,19 +79,23 @@ class Answer(Response):
                 self._record(status)
 
     async def _run(self, session: SessionRequest, index: int, inbox: Inbox) -> None:
-        """Move one session's items into the inbox."""
-        made = None
+        """Have one session's items put into the inbox."""
+        last: Token | Finish | None = None
+
+        def put(made: Token | Finish) -> None:
+            nonlocal last
+            last = made
+            inbox.put(index, made)
+            self._begun[index].set()
+
         if (leader := self._job.leader(index)) != index:
             await self._begun[leader].wait()
         try:
-            async with aclosing(self._service.driver.run(session)) as items:
-                async for made in items:
-                    inbox.put(index, made)
-                    self._begun[index].set()
+            await self._service.driver.deliver(session, put)
         except Exception as error:
             inbox.fail(error)
         else:
-            if not isinstance(made, Finish):
+            if not isinstance(last, Finish):
                 inbox.fail(RemoteError("the session ended without an end", where=f"request {session.id}"))
 
     async def _progress(self, inbox: Inbox) -> AsyncGenerator[list[Progress], None]:

@@ -25,6 +25,10 @@ class Leg(Generic[E]):
         self.patience = patience
         """Seconds to wait for the next event."""
         self._stream = stream
+        self._loop = asyncio.get_running_loop()
+        self._due: float | None = None
+        """When the event that is waited for must be there; None: nobody waits."""
+        self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Send the request; without it the first event asked for does that."""
@@ -37,19 +41,39 @@ class Leg(Generic[E]):
         return self
 
     async def __anext__(self) -> E:
+        self._due = due = self._loop.time() + self.patience
+        if self._timer is None or due < self._timer.when():
+            self._watch(due)
         try:
-            async with asyncio.timeout(self.patience):
-                return await self._stream.__anext__()
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"{self.doing} said nothing for {self.patience:.3g} s", where=f"worker {self.peer}"
-            ) from None
+            return await self._stream.__anext__()
         except ConnectionLost as error:
             raise worker_lost(self.peer, self.doing, error) from error
+        finally:
+            self._due = None
 
     async def close(self) -> None:
         """Idempotent; waits for nothing that the worker would have to say."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         await self._stream.aclose()
+
+    def _watch(self, due: float) -> None:
+        """Look at `due` whether the leg still waits. One timer for many events: one each costs more than the event."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._due is None:
+            return
+        if self._due > self._loop.time():
+            self._watch(self._due)
+            return
+        self._stream.fail(
+            DeadlineExceeded(f"{self.doing} said nothing for {self.patience:.3g} s", where=f"worker {self.peer}")
+        )
 
 
 def worker_lost(peer: Peer, doing: str, why: ConnectionLost | None = None) -> WorkerLost:

@@ -12,17 +12,23 @@ class Pulse:
     """Wakes all that wait for a condition, each time something they might look at has changed."""
 
     def __init__(self) -> None:
-        self._next = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
 
     def fire(self) -> None:
-        self._next.set()
-        self._next = asyncio.Event()
+        """Fired for every token: it costs next to nothing where nobody waits."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     async def wait(self, timeout: float, what: str) -> None:
         """Return at the next `fire`. Raises `DeadlineExceeded`, which says that `what` was waited for."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         try:
             async with asyncio.timeout(timeout):
-                await self._next.wait()
+                await waiter
         except TimeoutError:
             raise DeadlineExceeded(f"nothing happened in {timeout:.3g} s while waiting for {what}") from None
 

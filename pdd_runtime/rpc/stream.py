@@ -52,7 +52,8 @@ class RpcStream(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        await self._begin()
+        if self._id is None:
+            await self._begin()
         while not self._items:
             if self._waiter is not None:
                 raise RuntimeError(f"two tasks read the stream of {self._method} at once")
@@ -81,6 +82,12 @@ class RpcStream(Generic[T]):
         self._stop()
         self._items.clear()
         self._error = None
+
+    def fail(self, error: PddError) -> None:
+        """Stop it on both sides; who reads gets `error` behind what has arrived. Nothing happens where it has ended."""
+        if not self._ended:
+            self._error = error
+            self._stop()
 
     async def _begin(self) -> None:
         if self._id is not None or self._ended:
@@ -116,8 +123,7 @@ class RpcStream(Generic[T]):
         self._wake()
 
     def _expire(self) -> None:
-        self._error = self._too_late()
-        self._stop()
+        self.fail(self._too_late())
 
     def _too_late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"{self._method} did not end in {self._timeout:.3g} s", where=self._connection.where)
@@ -132,8 +138,7 @@ class RpcStream(Generic[T]):
         try:
             item: T = self._decoder.decode(payload, f"an item of {self._method}")
         except RpcError as error:
-            self._error = error
-            self._stop()
+            self.fail(error)
             return
         self._items.append((item, cost(payload)))
         self._wake()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import cast
 
@@ -122,6 +122,11 @@ class GivenDriver:
 
     def stop(self, id: str) -> None:
         self.stops[id].set()
+
+    async def deliver(self, request: SessionRequest, put: Callable[[Token | Finish], None]) -> None:
+        async with aclosing(self.run(request)) as items:
+            async for made in items:
+                put(made)
 
     async def run(self, request: SessionRequest) -> AsyncGenerator[Token | Finish, None]:
         self.requests.append(request)
