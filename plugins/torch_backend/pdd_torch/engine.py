@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec import structs
 from pydantic import BaseModel
 
 from pdd_runtime.errors import Cancelled, CapacityError, EngineError, PddError, RequestError
@@ -38,6 +39,7 @@ from pdd_torch.sequence import Event, Sequence
 
 if TYPE_CHECKING:
     # Importing torch takes seconds, and a process that only lists plugins needs none of it.
+    from pdd_torch.guides import Guides
     from pdd_torch.runner import Runner
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class TorchEngine(Engine):
         assert isinstance(config, TorchConfig)
         self._config = config
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pdd-torch")
-        self._guides = ThreadPoolExecutor(1, thread_name_prefix="pdd-torch-guides")
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="pdd-torch-guides")
         self._sequences: set[Sequence] = set()
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -91,7 +93,10 @@ class TorchEngine(Engine):
         if self._closed:
             raise EngineError("the engine is closed")
         self._store: BlockStore = host.open_store(layout, blocks)
-        await loop.run_in_executor(self._thread, self._runner.open, self._store.buffer())
+        _, self._guides = await asyncio.gather(
+            loop.run_in_executor(self._thread, self._runner.open, self._store.buffer()),
+            loop.run_in_executor(self._compiler, self._open_guides),
+        )
         self._scheduler = Scheduler(self._store, config.batch_limit, config.token_budget)
         self._info = EngineInfo(
             model=self._runner.name,
@@ -100,7 +105,7 @@ class TorchEngine(Engine):
             capacity_blocks=blocks,
             context_length=self._runner.context,
             batch_limit=config.batch_limit,
-            capabilities=self.promises(self.model),
+            capabilities=structs.replace(self.promises(self.model), guided=self._guides is not None),
         )
         self._refusal = None
         self._loop = asyncio.create_task(self._run(), name="pdd-torch")
@@ -162,12 +167,19 @@ class TorchEngine(Engine):
         if self._loop is not None:
             await self._loop
         await asyncio.to_thread(self._thread.shutdown)
-        await asyncio.to_thread(self._guides.shutdown)
+        await asyncio.to_thread(self._compiler.shutdown)
 
     def _load(self) -> Runner:
         from pdd_torch.runner import Runner
 
         return Runner(self._config, self.model)
+
+    def _open_guides(self) -> Guides | None:
+        try:
+            return self._runner.guides()
+        except EngineError as error:
+            log.warning("no guided output: %s", " ".join(str(error).split()))
+            return None
 
     async def _run(self) -> None:
         """Plan a pass, have it computed, account for it; wait where there is nothing to compute."""
@@ -216,6 +228,8 @@ class TorchEngine(Engine):
                 where=where,
                 fix="send fewer tokens",
             )
+        if request.sampling.guide is not None and self._guides is None:
+            raise RequestError("the engine cannot do this: guided")
         if not all(0 <= token < self._runner.vocab for token, _ in request.sampling.logit_bias):
             raise RequestError(f"token ids must be below {self._runner.vocab}", where="logit_bias")
         # The last token is chosen, but its KV is not computed.
@@ -236,10 +250,10 @@ class TorchEngine(Engine):
         self._sequences.add(sequence)
         self._idle.clear()
         try:
-            if sequence.sampler.sampling.guide is not None:
+            if sequence.sampler.sampling.guide is not None and self._guides is not None:
                 # Whether it can be followed is known before anything is computed.
-                prepare = partial(sequence.sampler.prepare, self._runner.guides, samples=sequence.samples)
-                await asyncio.get_running_loop().run_in_executor(self._guides, prepare)
+                prepare = partial(sequence.sampler.prepare, self._guides, samples=sequence.samples)
+                await asyncio.get_running_loop().run_in_executor(self._compiler, prepare)
             if not sequence.over:
                 self._scheduler.add(sequence)
                 self._work.set()

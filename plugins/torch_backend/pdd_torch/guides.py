@@ -30,8 +30,14 @@ class Guides:
     """Compiles guides for one model. Every method runs in the same thread, which is not the event loop's."""
 
     def __init__(self, files: TokenizerFiles, vocab: int) -> None:
+        """Takes some tenths of a second. Raises `EngineError` where the tokenizer is of a kind it cannot follow."""
         self._files, self._vocab = files, vocab
-        self._tokenizer: LLTokenizer | None = None
+        try:
+            self._tokenizer = LLTokenizer(
+                files.tokenizer_json, n_vocab=vocab, eos_token=list(files.eos_token_ids) or None
+            )
+        except Exception as error:  # whatever the library's own code may raise
+            raise EngineError("the model's tokenizer cannot be guided", why=str(error)) from error
         self._compiled: OrderedDict[Guide, LLMatcher] = OrderedDict()
 
     def follow(self, guide: Guide, output: Iterable[int], stop_token_ids: Iterable[int]) -> GuideState:
@@ -48,10 +54,6 @@ class Guides:
         if guide in self._compiled:
             self._compiled.move_to_end(guide)
             return self._compiled[guide]
-        if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(
-                self._files.tokenizer_json, n_vocab=self._vocab, eos_token=list(self._files.eos_token_ids)
-            )
         try:
             matcher = LLMatcher(self._tokenizer, _grammar(guide), log_level=0)
         except ValueError as error:

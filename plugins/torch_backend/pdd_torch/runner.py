@@ -20,8 +20,8 @@ from pdd_torch.weights import assemble
 
 
 class Runner:
-    """Every method, the constructor too, runs in the same thread: torch keeps its number of cores by thread. Only
-    `guides` has one of its own."""
+    """Every method, the constructor too, runs in the same thread, unless it says otherwise: torch keeps its number of
+    cores by thread."""
 
     def __init__(self, config: TorchConfig, spec: ModelSpec) -> None:
         """Loads the weights. Raises `EngineError`."""
@@ -41,7 +41,6 @@ class Runner:
             block_size=config.block_size,
         )
         self.tokenizer: TokenizerFiles = self._source.tokenizer()
-        self.guides = Guides(self.tokenizer, self.vocab)
         self._weights = assemble(weight_cache.load(self._source, digest, getattr(torch, spec.dtype)), arch.layers)
 
     def open(self, memory: memoryview) -> None:
@@ -60,6 +59,10 @@ class Runner:
         """One forward pass: for each chunk the token behind it, where one is wanted, or why none can be chosen."""
         rows = iter(self.model.forward(chunks))
         return [_choose(chunk.sampling, next(rows), chunk.end) if chunk.sampling else None for chunk in chunks]
+
+    def guides(self) -> Guides:
+        """In any thread. Raises `EngineError`."""
+        return Guides(self.tokenizer, self.vocab)
 
     def sampler(self, sampling: Sampling, tokens: tuple[int, ...], prompt_tokens: int) -> Sampler:
         """Of a new request; in any thread."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -256,6 +257,18 @@ async def test_json_is_whole_behind_a_handoff_at_every_token(started: Started, s
             tokens = (*prompt, *whole.ids[:known])
             rest = await main.decode(tokens, 100, sampling, prompt_tokens=len(prompt))
             assert whole.ids[:known] + rest.ids == whole.ids
+
+
+async def test_without_a_tokenizer_to_guide_by_it_serves_all_but_guides(tiny: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny, tmp_path / "model")
+    (model / "tokenizer.json").write_text('{"model": {"type": "no such"}}')
+    engine = TorchEngine(TorchEngine.Config(kv_blocks=64), ModelSpec(source=str(model)))
+    async with EngineHarness.started(engine) as harness:
+        assert "guided" not in harness.info.capabilities.names
+        assert len(await harness.generate(text(10), 3)) == 3
+        with pytest.raises(RequestError, match="guided"):
+            await harness.generate(text(10), 3, Sampling(guide=Guide(kind="json_object")))
+        await harness.idle()
 
 
 async def test_a_guide_is_compiled_beside_the_passes_and_its_request_can_go_meanwhile(started: Started) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from msgspec import structs
 from pdd_torch import guides as module
 from pdd_torch.guides import Guides, GuideState
 
@@ -104,6 +105,12 @@ def test_a_bad_guide_is_told_by_its_field(guides: Guides, guide: Guide, where: s
         with pytest.raises(RequestError, match=re.escape(why)) as caught:
             guides.follow(guide, (), ())
         assert caught.value.where == where
+
+
+def test_a_tokenizer_that_cannot_be_followed_is_told() -> None:
+    files = structs.replace(byte_tokenizer(), tokenizer_json='{"model": {"type": "no such"}}')
+    with pytest.raises(EngineError, match="cannot be guided"):
+        Guides(files, SIZE)
 
 
 def test_guides_are_compiled_once_and_the_oldest_forgotten(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
