@@ -67,6 +67,8 @@ def create_server(app: ASGIApp) -> Server:
         uvicorn.Config(
             app,
             lifespan="off",
+            # Named, so that a broken installation fails here and does not just become slow.
+            http="httptools",
             log_config=None,
             access_log=False,
             server_header=False,
