@@ -73,4 +73,8 @@ class HandoffStrategy(ABC):
 
     @abstractmethod
     def step(self, view: HandoffView) -> Step:
-        """Asked after every change of the view; not while sealed."""
+        """Asked after every change of the view; not while sealed.
+
+        Extends and seals only when main is ready; extends to more than main has and no more than is known; seals at
+        no fewer tokens than are known, and behind the first one and `min_relay_tokens` more unless the relay has
+        stopped. Where it has stopped and main is ready it must not wait: nothing would change any more."""

@@ -12,6 +12,7 @@ REWRITTEN = tuple(
     for module in (
         "discovery_suite",
         "engine_harness",
+        "engine_sampling_suite",
         "engine_suite",
         "handoff_simulation",
         "handoff_suite",
