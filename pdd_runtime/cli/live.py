@@ -30,7 +30,8 @@ def all_ready(status: GraphStatus) -> bool:
 
 
 class LiveStatus:
-    """On a terminal a table that is drawn anew; elsewhere a line for each change of a process's state."""
+    """On a terminal a table that is drawn anew below what is printed, one line while all is well; elsewhere a line for
+    each change of a process's state."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -67,6 +68,20 @@ class LiveStatus:
             for process in status.processes:
                 self._tell(process)
 
+    def _line(self, status: GraphStatus) -> Text:
+        """All is well."""
+        restarts = sum(process.restarts for process in status.processes)
+        return Text.assemble(
+            ("✓ ", STATE_STYLE["ready"]),
+            (status.name, "bold"),
+            (f"  {len(status.processes)} processes ready", STATE_STYLE["ready"]),
+            (f", {restarts} restarts" if restarts else "", "yellow"),
+            f"  {status.url}",
+            ("  Ctrl-C stops it", "dim"),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+
     def _tell(self, process: ProcessStatus) -> None:
         key, told = (process.pool, process.index), (process.state, process.epoch)
         if self._told.get(key) == told or (process.state == "starting" and not process.pid):
@@ -81,6 +96,8 @@ class LiveStatus:
     def __rich__(self) -> RenderableType:
         if self._status is None:
             return self._spinner
+        if all_ready(self._status) and not self._status.stopping:
+            return self._line(self._status)
         table = Table.grid(padding=(0, 2))
         for process in self._status.processes:
             seconds = process.seconds + now() - self._at

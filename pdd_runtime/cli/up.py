@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,14 +135,13 @@ async def _talk(supervisor: Supervisor, options: UpOptions, consoles: Consoles) 
         await _announce(consoles, status)
         if options.question is not None:
             code = await _ask_unless_stopped(supervisor, status.url, options, consoles)
-        if not supervisor.status().stopping:
+        if not supervisor.status().stopping and not consoles.out.is_terminal:
             consoles.out.print("Ctrl-C stops it.", style="dim")
-    async with AsyncExitStack() as stack:
-        drain: LiveStatus | None = None
+    with LiveStatus(consoles.out) as live:
         async for now in supervisor.watch():
-            if now.stopping:
-                drain = drain or stack.enter_context(LiveStatus(consoles.out))
-                drain.show(now)
+            # Elsewhere than on a terminal the logs tell of restarts, and the end is told here.
+            if now.stopping or consoles.out.is_terminal:
+                live.show(now)
     return code
 
 

@@ -50,6 +50,21 @@ def test_the_manual_has_every_command_and_option(name: str) -> None:
                 assert f"`{option}" in section[0], f"{option} of {name}"
 
 
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_the_manual_has_no_option_that_does_not_exist(name: str) -> None:
+    text = DOCS.read_text()
+    section = re.search(rf"^##+ `pdd-runtime {name}(?=[` ]).*?(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section
+    told = {option for row in re.findall(r"^\| (`-.*?) \|", section[0], re.MULTILINE) for option in _options(row)}
+    real = {option for parameter in commands()[name].params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert told - real == set()
+
+
+def _options(cell: str) -> list[str]:
+    """The options that the first cell of a row names: of `--set PATH=VALUE`, `--set`."""
+    return [option.split()[0] for option in re.findall(r"`(-[^`]*)`", cell)]
+
+
 def test_the_manual_has_every_exit_code() -> None:
     text = DOCS.read_text()
     assert [OK, FAILED, USAGE, NOT_RUNNING, ALREADY_RUNNING] == [0, 1, 2, 3, 4]

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pdd_runtime.errors import PddError
 from pdd_runtime.graph import load
 from pdd_runtime.plugins import PluginManager, load_plugins
 from pdd_runtime.plugins.engine import Capabilities, ModelSpec
@@ -45,6 +50,56 @@ def test_every_plugin_and_setting_of_a_graph_is_checked_where_it_stands(
     plugins: PluginManager, override: str, what: str
 ) -> None:
     assert faults(plugins, override) == [f"--set {override}: {what}"]
+
+
+def test_a_plugin_or_setting_that_is_not_there_is_told_with_the_nearest(plugins: PluginManager, tmp_path: Path) -> None:
+    path = tmp_path / "g.yaml"
+    path.write_text(
+        QUICKSTART.read_text()
+        .replace("transport: {plugin: tcp}}", "transport: {plugin: tpc}}")
+        .replace("config: {threshold: 0.9}", "config: {treshold: 0.9}")
+    )
+    lines = path.read_text().splitlines()
+    edge = next(number for number, line in enumerate(lines, 1) if "plugin: tpc" in line)
+    routing = next(number for number, line in enumerate(lines, 1) if "treshold" in line)
+    transports = ", ".join(sorted(entry.name for entry in plugins.registered if entry.kind.noun == "transport"))
+    assert [str(error) for error in preflight(load(path), plugins)] == [
+        f'{path}:{edge}:67: no installed plugin brings a transport called "tpc"\n'
+        f"  why: the transports are: {transports}\n"
+        '  fix: did you mean "tcp"? Else install the distribution that brings it; `pdd-runtime plugins` then lists it, '
+        "or what is wrong with it",
+        f'{path}:{routing}:55: routing policy hit-threshold has no setting "treshold"\n'
+        "  why: its settings are: threshold\n"
+        '  fix: did you mean "threshold"?',
+    ]
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+_PLACES = (
+    "spec.pools.main.engine",
+    "spec.pools.main.engine.plugin",
+    "spec.pools.main.engine.config",
+    "spec.pools.main.engine.config.kv_memory",
+    "spec.pools.main.engine.config.block_size",
+    "spec.edges.0.transport.config.streams",
+    "spec.edges.0.transport.config.io_timeout",
+    "spec.routing.config.threshold",
+    "spec.handoff.config",
+    "spec.discovery.config",
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(_PLACES), _json)
+def test_no_setting_makes_anything_but_an_error_of_ours(plugins: PluginManager, place: str, value: object) -> None:
+    with suppress(PddError):
+        for fault in preflight(load(QUICKSTART, [f"{place}={json.dumps(value)}"]), plugins):
+            assert isinstance(fault, PddError)
+            assert fault.where
 
 
 def test_a_fault_in_the_file_has_its_line(plugins: PluginManager, tmp_path: Path) -> None:
