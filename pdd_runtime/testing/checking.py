@@ -7,6 +7,7 @@ pytest classes, subclasses of the suites here, each with `plugin = TheClass`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pdd_runtime.errors import PddError, PluginError
 from pdd_runtime.graph import nearest
 from pdd_runtime.plugins import PluginManager
 from pdd_runtime.plugins.engine import Engine
-from pdd_runtime.plugins.manager import GROUP, Kind, Registered
+from pdd_runtime.plugins.manager import GROUP, ISOLATE, KINDS, Kind, Registered
 from pdd_runtime.testing.suite_run import Case, require_pytest, run_suites
 
 CONFORMANCE = "pdd_runtime.conformance"
@@ -30,6 +31,7 @@ SUITES = {
     "discovery": "pdd_runtime.testing.discovery_suite:DiscoveryConformance",
 }
 """Kind to the class of its suite."""
+_HOOKS = f"return one from a hook: {', '.join(kind.hook for kind in KINDS)}"
 
 
 @dataclass
@@ -80,6 +82,9 @@ def check(
     classes = [
         Checked(entry) for entry in manager.registered if _canonical(entry.origin.distribution) == _canonical(title)
     ]
+    if not classes and not problems:
+        why = f"the environment variable {ISOLATE} leaves them out" if ISOLATE in os.environ else ""
+        problems.append(PluginError("its plugins register no class", why=why, fix="" if why else _HOOKS))
     modules: dict[str, str] = {}
     for number, checked in enumerate(classes):
         own = [suite for suite in shipped if getattr(suite, "plugin", None) is checked.entry.cls]

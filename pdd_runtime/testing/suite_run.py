@@ -35,6 +35,7 @@ class _Reporter:
     """A pytest plugin: takes reports, prints nothing."""
 
     on_case: Callable[[str, Case], None]
+    interrupted: bool = False
     _setup: dict[str, Any] = field(default_factory=dict)
     _seconds: dict[str, float] = field(default_factory=dict)
 
@@ -65,6 +66,9 @@ class _Reporter:
             case = Case(test, "skipped", seconds, reason.removeprefix("Skipped: "))
         self.on_case(Path(key).stem, case)
 
+    def pytest_keyboard_interrupt(self) -> None:
+        self.interrupted = True
+
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             key = report.nodeid.partition("::")[0]
@@ -91,12 +95,15 @@ def run_suites(
     import pytest
 
     cases: dict[str, list[Case]] = {key: [] for key in modules}
+    if not modules:
+        return cases
 
     def take(key: str, case: Case) -> None:
         key = key.removeprefix("test_")
         cases[key].append(case)
         on_case(key, case)
 
+    reporter = _Reporter(take)
     with tempfile.TemporaryDirectory(prefix="pdd-check-") as folder, _only_our_pytest_plugins():
         directory = Path(folder).resolve()
         settings = directory / "pytest.ini"
@@ -108,16 +115,17 @@ def run_suites(
                 str(directory),
                 *("-c", str(settings), "--rootdir", str(directory), "--import-mode=importlib"),
                 *("-p", "pytest_asyncio.plugin", "-p", "no:cacheprovider", "-p", "no:terminal"),
+                "--continue-on-collection-errors",
             ],
-            plugins=[_Reporter(take)],
+            plugins=[reporter],
         )
         for key in modules:
             # Another run in this process may have a module of the same name.
             sys.modules.pop(f"test_{key}", None)
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
-        nothing_failed = not any(case.outcome == "failed" for some in cases.values() for case in some)
-        if nothing_failed and modules:
-            raise PluginError("pytest could not run the conformance suites", why=f"it ended with {code!r}")
+    if reporter.interrupted:
+        raise KeyboardInterrupt
+    if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+        raise PluginError("pytest could not run the conformance suites", why=f"it ended with {code!r}")
     return cases
 
 

@@ -112,6 +112,18 @@ def test_a_plugin_that_does_not_register_is_a_problem(check: Check) -> None:
     assert report["classes"] == []
 
 
+def test_a_plugin_that_is_left_out_is_not_taken_for_right(cli: Cli) -> None:
+    done = cli("plugins", "check", "pdd-tcp", env={"PDD_PLUGINS": "routing"})
+    assert done.code == 1
+    assert "PDD_PLUGINS leaves them out" in done.err
+
+
+def test_suites_that_cannot_be_imported_are_a_problem(check: Check) -> None:
+    code, report, _ = check("needy", "import no_such_module", cls="Wanting", config="Config = Needy\n")
+    assert code == 1
+    assert "its conformance suites needy cannot be imported" in report["problems"][0]["what"]
+
+
 def test_the_report_is_readable(cli: Cli) -> None:
     done = cli("plugins", "check", "pdd-torch")
     assert done.code == (0 if "passed" in done.out else 1)
