@@ -97,10 +97,9 @@ class Choice:
 
     def take(self) -> Piece:
         """All that may go out and has not yet."""
-        text, parts = "".join(self._texts), self._parts
+        text, parts = "".join(self._texts), tuple(self._parts)
         self._texts.clear()
-        if parts:
-            self._parts = []
+        self._parts.clear()
         entries: list[Entry] = []
         while self._waiting and (self._waiting[0].offset < self._passed or self.finish_reason is not None):
             entries.append(self._waiting.popleft())

@@ -3,8 +3,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdd_runtime.frontend.choice import Choice, Entry
+from pdd_runtime.frontend.calls import TaggedCalls
+from pdd_runtime.frontend.choice import Choice, Entry, Piece
 from pdd_runtime.frontend.language import Language
+from pdd_runtime.frontend.reading import joined
 from pdd_runtime.pipeline import Finish
 from pdd_runtime.plugins.engine import Token
 
@@ -97,3 +99,19 @@ async def test_what_is_held_back_comes_out_at_the_end(bytes_language: Language) 
     assert piece.text == "a<en\ufffd"
     assert len(piece.entries) == 6
     assert (choice.finish_reason, choice.cached_tokens) == ("stop", 7)
+
+
+async def test_what_was_taken_does_not_change_when_more_comes(bytes_language: Language) -> None:
+    text = 'Hm. <tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
+    choice = Choice(bytes_language, [], entries=True, reader=TaggedCalls())
+    pieces: list[Piece] = []
+    for i, id in enumerate(text.encode()):
+        choice.push(Token(i, id))
+        pieces.append(choice.take())
+    choice.push(Finish("stop", 0))
+    pieces.append(choice.take())
+    parts = joined(part for piece in pieces for part in piece.parts)
+    assert parts == [("content", "Hm."), ("call", "f"), ("arguments", '{"a": "é"}')]
+    assert "".join(piece.text for piece in pieces) == "Hm."
+    assert sum(len(piece.entries) for piece in pieces) == len(text.encode())
+    assert choice.finish_reason == "tool_calls"
