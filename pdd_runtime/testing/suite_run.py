@@ -104,8 +104,7 @@ def run_suites(
         on_case(key, case)
 
     reporter = _Reporter(take)
-    with tempfile.TemporaryDirectory(prefix="pdd-check-") as folder, _only_our_pytest_plugins():
-        directory = Path(folder).resolve()
+    with tempfile.TemporaryDirectory(prefix="pdd-check-") as folder, _set_apart(directory := Path(folder).resolve()):
         settings = directory / "pytest.ini"
         settings.write_text("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n")
         for key, text in modules.items():
@@ -130,15 +129,25 @@ def run_suites(
 
 
 @contextmanager
-def _only_our_pytest_plugins() -> Iterator[None]:
-    """What else is installed for pytest, or set for it in the environment, must not change the outcome."""
-    names = ("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_ADDOPTS", "PYTEST_PLUGINS")
-    before = {name: os.environ.pop(name, None) for name in names}
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+def _set_apart(directory: Path) -> Iterator[None]:
+    """What else is installed for pytest, or set for it in the environment, must not change the outcome; and nothing
+    is to be left where the command was called."""
+    set_here = {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_ADDOPTS": None,
+        "PYTEST_PLUGINS": None,
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(directory / "hypothesis"),
+    }
+    before = {name: os.environ.get(name) for name in set_here}
+    _set(set_here)
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value

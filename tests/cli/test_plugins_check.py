@@ -80,6 +80,12 @@ def test_a_distribution_that_keeps_its_contracts_passes(check: Check) -> None:
     assert checked["passed"] > 10
 
 
+def test_nothing_is_left_where_it_was_called(cli: Cli, check: Check) -> None:
+    before = sorted(cli.directory.iterdir())
+    check("good")
+    assert sorted(cli.directory.iterdir()) == before
+
+
 def test_a_broken_promise_is_named_with_what_was_asked(check: Check) -> None:
     code, report, _ = check("hasty", seal='Step("seal", view.known)')
     assert code == 1
