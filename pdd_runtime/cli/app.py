@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pdd_runtime import __version__
-from pdd_runtime.cli import complete
+from pdd_runtime.cli import complete, plugins_app
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.options import Drawing, Format, GraphFile, Name, Output, Overrides, Running, examples
 
@@ -132,7 +132,7 @@ def logs(
     graph: Running = None,
     output: Annotated[Format, typer.Option("--format", help="How to print it; json: an object a line.")] = Format.table,
 ) -> None:
-    """Show what the processes of a graph have written, in order of time."""
+    """Show what the processes of a graph have written."""
     from pdd_runtime.cli.logs import LogOptions
     from pdd_runtime.cli.logs import logs as run
 
@@ -155,51 +155,10 @@ def down(
 
 @app.command(epilog=examples("pdd-runtime validate graphs/quickstart.yaml --set spec.handoff.plugin=one-shot"))
 def validate(graph: GraphFile, overrides: Overrides = None, output: Output = Format.table) -> None:
-    """Check a graph, and that the installed plugins can run it, and draw it."""
+    """Check a graph and its plugins, and draw it."""
     from pdd_runtime.cli.validate import validate as run
 
     raise typer.Exit(run(graph, overrides or [], output is Format.json, Consoles()))
-
-
-plugins_app = typer.Typer(
-    invoke_without_command=True,
-    epilog=examples("pdd-runtime plugins", "pdd-runtime plugins list --format json"),
-    rich_markup_mode=None,
-)
-app.add_typer(plugins_app, name="plugins")
-
-
-@plugins_app.callback()
-def plugins(context: typer.Context, output: Output = Format.table) -> None:
-    """List the installed plugins, and what is wrong with broken ones. A subcommand does something else with them."""
-    if context.invoked_subcommand is None:
-        plugins_list(output)
-
-
-@plugins_app.command("list", epilog=examples("pdd-runtime plugins list --format json"))
-def plugins_list(output: Output = Format.table) -> None:
-    """List the installed plugins, and what is wrong with broken ones. This is what `plugins` alone does."""
-    from pdd_runtime.cli.plugins import plugins as run
-
-    run(output is Format.json, Consoles())
-
-
-@plugins_app.command(
-    "check",
-    epilog=examples(
-        "pdd-runtime plugins check pdd-tcp", "pdd-runtime plugins check pdd-shortest-queue --format json | jq .ok"
-    ),
-)
-def plugins_check(
-    distribution: Annotated[str, typer.Argument(metavar="DIST", help="An installed distribution, by its name.")],
-    output: Output = Format.table,
-) -> None:
-    """Check an installed distribution's plugins: that they register, and that each class keeps its contract.
-
-    Needs pytest: pip install pdd-runtime[testing]."""
-    from pdd_runtime.cli.plugins_check import plugins_check as run
-
-    raise typer.Exit(run(distribution, output is Format.json, Consoles()))
 
 
 @app.command(
@@ -214,7 +173,7 @@ def graph(
     overrides: Overrides = None,
     output: Annotated[Drawing, typer.Option("--format", help="How to draw it.")] = Drawing.text,
 ) -> None:
-    """Draw a graph: on the terminal, for Markdown, for Graphviz, or as a picture; as JSON with every default."""
+    """Draw a graph, or print it as JSON. It need not run, and its plugins need not be installed."""
     from pdd_runtime.cli.graph import draw
 
     draw(graph, overrides or [], output, Consoles())
@@ -242,7 +201,7 @@ def doctor(
     ] = True,
     output: Output = Format.table,
 ) -> None:
-    """Check this host, and whether a graph can run here; of a running graph, that bytes move over each edge."""
+    """Check this host, a graph, or a running graph. Of one that runs it checks that bytes move over each edge."""
     from pdd_runtime.cli.doctor import doctor as run
 
     raise typer.Exit(run(graph, overrides or [], probe, output is Format.json, Consoles()))
@@ -250,8 +209,8 @@ def doctor(
 
 @app.command(epilog=examples("pdd-runtime schema > pdd.schema.json"))
 def schema() -> None:
-    """Print the JSON Schema of graphs, installed plugins and their settings included, so that editors complete the
-    YAML: begin a graph with the line `# yaml-language-server: $schema=pdd.schema.json`."""
+    """Print the JSON Schema of graphs, for editors. The installed plugins and their settings are in it. Begin a graph
+    with the line `# yaml-language-server: $schema=pdd.schema.json`, and your editor completes it."""
     from pdd_runtime.cli.schema import schema as run
 
     run(Consoles())
@@ -265,7 +224,7 @@ def timeline(
     graph: Running = None,
     output: Output = Format.table,
 ) -> None:
-    """Draw where a request's time went: prefill, KV transfers, relay, handoff, main."""
+    """Draw where a request's time went. Prefill, KV transfers, relay, handoff and main have a bar each."""
     from pdd_runtime.cli.show_timeline import show_timeline
 
     show_timeline(request, graph, output is Format.json, Consoles())
@@ -315,8 +274,11 @@ def bench(
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report here instead of to stdout.")
     ] = None,
 ) -> None:
-    """Measure graphs under the same load, one after the other, and compare them."""
+    """Measure graphs under the same load, and compare them. They are brought up one after the other."""
     from pdd_runtime.cli.bench import BenchOptions, run_bench
 
     options = BenchOptions(graphs or [], workload, requests, seed, overrides or [], url, output.value, out)
     raise typer.Exit(run_bench(options, Consoles()))
+
+
+app.add_typer(plugins_app.app, name="plugins")

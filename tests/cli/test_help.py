@@ -39,6 +39,11 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
         assert getattr(parameter, "help", None), f"{name} {parameter.name}"
 
 
+def test_no_command_is_told_in_half_a_sentence(cli: Cli) -> None:
+    for arguments in ([], ["plugins"]):
+        assert "..." not in cli(*arguments, "--help").out.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_the_manual_has_every_command_and_option(name: str) -> None:
     text = DOCS.read_text()
