@@ -1,5 +1,5 @@
 """The entry of the frontend process, which the launcher starts:
-`python -m pdd_runtime.frontend --graph FILE.json --discovery HOST:PORT --epoch E`.
+`python -m pdd_runtime.frontend --graph FILE.json --discovery HOST:PORT --epoch E [--index N --port P]`.
 
 The graph's secret is in the environment, `PDD_SECRET`. It ends at EOF on stdin, or after the running answers at
 SIGTERM (exit code 0), and when it cannot start (3; the error is on stderr).
@@ -15,12 +15,14 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
 from pydantic import ValidationError
 
 from pdd_runtime.errors import GraphError, PddError
 from pdd_runtime.frontend.app import create_app
 from pdd_runtime.frontend.server import create_server, listen, url
 from pdd_runtime.frontend.service import Service
+from pdd_runtime.frontend.siblings import Siblings
 from pdd_runtime.graph import Graph
 from pdd_runtime.observe import Timelines
 from pdd_runtime.pipeline import Driver
@@ -36,6 +38,7 @@ log = logging.getLogger("pdd_runtime.frontend")
 PATIENCE = 8.0
 """Seconds that running answers have to end after SIGTERM; with what follows the process is gone within 10."""
 CANNOT_START = 3
+_LOOK_EVERY = 0.05
 
 
 def main() -> None:
@@ -43,42 +46,82 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         graph = _read_graph(options.graph)
-        with listen(graph.spec.frontend.host, graph.spec.frontend.port) as sock:
-            asyncio.run(_run(graph, options.discovery, options.epoch, os.environ.get("PDD_SECRET", ""), sock))
+        frontend = graph.spec.frontend
+        key = WorkerKey("frontend", options.index, options.epoch)
+        with listen(frontend.host, options.port or frontend.port, shared=frontend.replicas > 1) as sock:
+            asyncio.run(_run(graph, options.discovery, key, os.environ.get("PDD_SECRET", ""), sock))
     except PddError as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(CANNOT_START)
 
 
-async def _run(graph: Graph, registry: str, epoch: str, secret: str, sock: socket.socket) -> None:
+async def _run(graph: Graph, registry: str, key: WorkerKey, secret: str, sock: socket.socket) -> None:
     """Serve on `sock` for a lifetime. Raises `PddError` where it cannot start."""
     lifetime = Lifetime()
-    key, cluster = WorkerKey("frontend", 0, epoch), graph.frontend_cluster
+    cluster = graph.frontend_cluster
     plugins = load_plugins()
     kind = plugins.discovery(graph.spec.discovery.plugin)
     config = plugins.configure(kind, graph.spec.discovery.config, "spec.discovery.config")
     discovery = kind(config, registry, secret)
-    greeting = Greeting(graph=graph.name, secret=secret, cluster=cluster, name=str(key), epoch=epoch)
+    greeting = Greeting(graph=graph.name, secret=secret, cluster=cluster, name=str(key), epoch=key.epoch)
     timelines = Timelines()
     try:
         driver = Driver(graph, plugins, discovery, greeting, Lines(graph, cluster), timelines)
         member = Member(key=key, role="frontend", cluster=cluster, state="ready", pid=os.getpid(), endpoint=url(sock))
         try:
             await driver.start()
-            await _serve(Service(driver, timelines), discovery, member, sock, lifetime)
+            service = Service(driver, timelines)
+            if graph.spec.frontend.replicas == 1:
+                await _serve(service, Siblings(service), discovery, member, sock, lifetime)
+            else:
+                await _serve_among(Siblings(service, key), service, discovery, greeting, member, sock, lifetime)
         finally:
             await driver.close()
     finally:
         await discovery.close()
 
 
-async def _serve(
-    service: Service, discovery: Discovery, member: Member, sock: socket.socket, lifetime: Lifetime
+async def _serve_among(
+    siblings: Siblings,
+    service: Service,
+    discovery: Discovery,
+    greeting: Greeting,
+    member: Member,
+    sock: socket.socket,
+    lifetime: Lifetime,
 ) -> None:
-    server = create_server(create_app(service))
+    """Serve beside others. One that comes to a port on which others answer takes its share of the connections only
+    when it can answer, too; until then, as in a graph that is just starting, it is listed as starting."""
+    try:
+        plane = await siblings.start(discovery, greeting)
+        starting = msgspec.structs.replace(member, plane=plane, state="starting")
+        ready = msgspec.structs.replace(starting, state="ready")
+        if await race(discovery.register(starting), lifetime.over()) == 0 and await siblings.serving():
+            await race(_until_ready(service), lifetime.over())
+        await _serve(service, siblings, discovery, ready, sock, lifetime)
+    finally:
+        await siblings.close()
+
+
+async def _until_ready(service: Service) -> None:
+    while service.why_not_ready() is not None:  # noqa: ASYNC110 - readiness is worked out when asked, it has no event
+        await asyncio.sleep(_LOOK_EVERY)
+
+
+async def _serve(
+    service: Service,
+    siblings: Siblings,
+    discovery: Discovery,
+    member: Member,
+    sock: socket.socket,
+    lifetime: Lifetime,
+) -> None:
+    server = create_server(create_app(service, siblings))
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http server")
     warming = asyncio.create_task(service.warm(), name="tokenizer")
     try:
+        if member.plane:
+            await race(_until_ready(service), lifetime.over())
         # The kernel takes connections since `listen`, so who finds the URL gets an answer.
         if await race(discovery.register(member), lifetime.over()) == 0:
             log.info("listening on %s", member.endpoint)
@@ -98,6 +141,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--graph", type=Path, required=True, help="the graph as JSON")
     parser.add_argument("--discovery", required=True, help="the address that discovery is given")
     parser.add_argument("--epoch", required=True)
+    parser.add_argument("--index", type=int, default=0, help="which of the frontend's replicas")
+    parser.add_argument("--port", type=int, default=0, help="instead of the graph's, where that is 0")
     return parser.parse_args()
 
 

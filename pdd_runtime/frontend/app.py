@@ -27,18 +27,20 @@ from pdd_runtime.frontend.openapi import describe
 from pdd_runtime.frontend.request_ids import RequestIds
 from pdd_runtime.frontend.requests import ChatRequest, CompletionRequest
 from pdd_runtime.frontend.service import Service
+from pdd_runtime.frontend.siblings import Siblings
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.engine import Load
 
 R = TypeVar("R", bound=BaseModel)
 
 
-def create_app(service: Service) -> ASGIApp:
-    """The ASGI application of one frontend."""
+def create_app(service: Service, siblings: Siblings | None = None) -> ASGIApp:
+    """The ASGI application of one frontend process; without `siblings` it is the only one."""
+    siblings = siblings or Siblings(service)
     app = FastAPI(title="pdd-runtime", version=__version__, redoc_url=None)
     _add_openai(app, service)
     _add_health(app, service)
-    _add_inspection(app, service)
+    _add_inspection(app, service, siblings)
     _add_errors(app)
     describe(app)
     return RequestIds(app)
@@ -77,27 +79,27 @@ def _add_health(app: FastAPI, service: Service) -> None:
             raise NoRoute(why)
         return _json({"status": "ready"})
 
+
+def _add_inspection(app: FastAPI, service: Service, siblings: Siblings) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type=service.metrics.content_type)
+        return Response(await siblings.metrics(), media_type=service.metrics.content_type)
 
-
-def _add_inspection(app: FastAPI, service: Service) -> None:
     @app.get("/pdd/requests")
     async def requests() -> Response:
         """The running ones and the last that ended, newest first."""
-        return _json({"requests": service.requests()})
+        return _json({"requests": await siblings.requests()})
 
     @app.get("/pdd/requests/{request_id}")
     async def timeline(request_id: str) -> Response:
-        timeline = service.timelines.get(request_id)
-        if timeline is None:
+        body = await siblings.timeline(request_id)
+        if body is None:
             raise NotFoundError(
                 f"no timeline of request {request_id!r}",
                 where="id",
                 why=f"it never got as far as a route, or is older than the last {service.timelines.limit} that did",
             )
-        return _json(timeline.body())
+        return _json(body)
 
     @app.get("/pdd/workers")
     async def workers() -> Response:

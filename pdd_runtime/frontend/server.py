@@ -15,8 +15,9 @@ from pdd_runtime.errors import LaunchError
 _BACKLOG = 2048
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bind, so that a port in use is found before anything is started. Raises `LaunchError`."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Bind, so that a port in use is found before anything is started. Raises `LaunchError`. `shared`: with others of
+    this user that do so, too; it then takes no connections before the server listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
@@ -28,8 +29,11 @@ def listen(host: str, port: int) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Accepted sockets inherit it: Nagle would hold a small chunk back until the one before is acknowledged.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
-        sock.listen(_BACKLOG)
+        if not shared:
+            sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
         in_use = error.errno == errno.EADDRINUSE

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, DeadlineExceeded, NoRoute, PddError
 from pdd_runtime.frontend.inbox import Inbox
 from pdd_runtime.frontend.language import Language
@@ -40,14 +41,27 @@ class Listed(msgspec.Struct, frozen=True):
     """Sent to the client."""
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """A request that ended, and when, on the clock of the host."""
+
+    at: float
+    line: Listed
+
+
+class Recent(msgspec.Struct, frozen=True):
+    """The requests that run, and the last that ended, oldest first in both."""
+
+    running: list[Listed]
+    ended: list[Ended]
+
+
 class Service:
     """The driver, the model it serves, and what is known about requests."""
 
     def __init__(self, driver: Driver, timelines: Timelines) -> None:
         self.driver, self.timelines = driver, timelines
         self.metrics = Metrics(lambda: driver.sessions)
-        self._ended: deque[Listed] = deque(maxlen=timelines.limit)
-        """Oldest first."""
+        self._ended: deque[Ended] = deque(maxlen=timelines.limit)
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
         self._running: dict[Inbox, Callable[[], list[Listed]]] = {}
@@ -99,16 +113,15 @@ class Service:
             if not self._running:
                 self._idle.set()
 
-    def requests(self) -> list[Listed]:
-        """Those that run, then the last that ended; the newest first in both."""
-        running = [line for listed in self._running.values() for line in listed()]
-        return [*reversed(running), *reversed(self._ended)]
+    def recent(self) -> Recent:
+        """The requests of this process; `Siblings.requests` has those of the graph."""
+        return Recent([line for listed in self._running.values() for line in listed()], list(self._ended))
 
     def ended(self, session_id: str, status: int, seconds: float, pace: Pace | None = None) -> None:
         """Count a session that ended, or a request that never became one."""
         ended = Listed(session_id, status, round(seconds, 6), pace.tokens if pace else 0)
         log.info("request %s ended: status %d, %d tokens, %.3f s", session_id, status, ended.tokens, seconds)
-        self._ended.append(ended)
+        self._ended.append(Ended(now(), ended))
         self.metrics.ended(status, seconds, pace, self.timelines.get(session_id))
 
     async def stop(self, patience: float) -> None:

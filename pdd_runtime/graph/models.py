@@ -119,6 +119,8 @@ class Frontend(_Form):
     """The port it listens on; 0: any free one."""
     cluster: Name | None = None
     """Where it stands; by default with the first prefill pool, else with the first pool."""
+    replicas: int = Field(default=1, ge=1, le=64)
+    """Processes that share the port; each has its own core to use."""
 
 
 class Spec(_Form):

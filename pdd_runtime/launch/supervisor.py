@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 
 import httpx
 import msgspec
@@ -20,6 +20,7 @@ from pdd_runtime.launch.child import Child, ChildSpec
 from pdd_runtime.launch.identity import birth
 from pdd_runtime.launch.leftovers import end_left
 from pdd_runtime.launch.logs import LogFile
+from pdd_runtime.launch.port import reserved
 from pdd_runtime.launch.state import GraphState, Launcher
 from pdd_runtime.launch.status import Down, GraphStatus
 from pdd_runtime.plugins import PluginManager
@@ -114,7 +115,8 @@ class Supervisor:
                 self.state.write_launcher(self._launcher)
                 discovery = self._find_discovery(endpoint, secret)
                 try:
-                    await self._run_children(registry, discovery, self._specs(endpoint, secret))
+                    with self._port() as port:
+                        await self._run_children(registry, discovery, self._specs(endpoint, secret, port))
                 finally:
                     await discovery.close()
             except BaseExceptionGroup as group:
@@ -162,7 +164,12 @@ class Supervisor:
                 child.kill()
             await asyncio.wait(left)
 
-    def _specs(self, endpoint: str, secret: str) -> list[ChildSpec]:
+    def _port(self) -> AbstractContextManager[int]:
+        """The port that several frontend processes share; one alone binds it itself."""
+        frontend = self.graph.spec.frontend
+        return reserved(frontend.host, frontend.port) if frontend.replicas > 1 else nullcontext(frontend.port)
+
+    def _specs(self, endpoint: str, secret: str, port: int) -> list[ChildSpec]:
         common = ("--graph", str(self.state.graph), "--discovery", endpoint)
         python = (sys.executable, "-m")
         specs = [
@@ -177,15 +184,18 @@ class Supervisor:
             for name, pool in self.graph.spec.pools.items()
             for index in range(pool.replicas)
         ]
-        frontend = ChildSpec(
-            pool="frontend",
-            index=0,
-            role="frontend",
-            cluster=self.graph.frontend_cluster,
-            command=(*python, "pdd_runtime.frontend", *common),
-            env={"PDD_SECRET": secret},
-        )
-        return [*specs, frontend]
+        frontends = [
+            ChildSpec(
+                pool="frontend",
+                index=index,
+                role="frontend",
+                cluster=self.graph.frontend_cluster,
+                command=(*python, "pdd_runtime.frontend", *common, "--index", str(index), "--port", str(port)),
+                env={"PDD_SECRET": secret},
+            )
+            for index in range(self.graph.spec.frontend.replicas)
+        ]
+        return [*specs, *frontends]
 
     def _find_discovery(self, endpoint: str, secret: str) -> Discovery:
         """The graph's own way to find processes: the launcher looks at it as every process does."""
@@ -217,7 +227,9 @@ class Supervisor:
 
     async def _watch_ready(self) -> None:
         """Ask the frontend whether a whole route exists, as a load balancer would."""
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+        # Each time over a new connection: an old one ends with the process behind it, and others may share its port.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False, limits=limits) as client:
             while True:
                 why = await self._ask_ready(client)
                 if why != self._why_not_ready:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from pdd_runtime.observe.pace import Pace
 from pdd_runtime.observe.timeline import Timeline
@@ -98,6 +101,28 @@ class Metrics:
                 self._kv.labels(edge).inc(size)
             if moving.settled:
                 self._open.remove(moving)
+
+
+def labelled(texts: Mapping[str, bytes]) -> bytes:
+    """What several processes say of themselves, by name, as one text: each series gets a label `replica`. They are not
+    summed up: a process that starts again would make a sum go back."""
+    registry = CollectorRegistry()
+    registry.register(_Labelled(texts))
+    return generate_latest(registry)
+
+
+class _Labelled(Collector):
+    def __init__(self, texts: Mapping[str, bytes]) -> None:
+        self._texts = texts
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for replica, text in sorted(self._texts.items()):
+            for family in text_string_to_metric_families(text.decode()):
+                whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    whole.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+        return families.values()
 
 
 class _Moving:

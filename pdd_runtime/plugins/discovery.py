@@ -23,6 +23,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     endpoint: str
     """`host:port` of its message plane; of the frontend, its URL."""
+    plane: str = ""
+    """`host:port` of a frontend's message plane, on which the others that share its URL ask it."""
     transports: dict[str, str] = {}
     """Transport plugin name to the endpoint that serves KV."""
     info: EngineInfo | None = None

@@ -36,7 +36,7 @@ async def test_leaving_before_the_first_token(given: Start, until: Until, stream
     await until(lambda: server.driver.sessions == 2)
     writer.close()
     assert await until(lambda: server.driver.sessions == 0) < 1
-    assert {entry.status for entry in server.service.requests()} == {499}
+    assert {end.line.status for end in server.service.recent().ended} == {499}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -47,7 +47,7 @@ async def test_leaving_in_the_middle(given: Start, until: Until, stream: bool) -
         await reader.readuntil(b"abc")
     else:
         await until(lambda: server.driver.sessions == 1)
-    assert [entry.status for entry in server.service.requests()] == [None]
+    assert [line.status for line in server.service.recent().running] == [None]
     writer.close()
     assert await until(lambda: server.driver.sessions == 0) < 1
 
@@ -67,7 +67,7 @@ async def test_leaving_while_sending_the_request(given: Start, until: Until) -> 
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     await writer.drain()
     writer.close()
-    await until(lambda: [entry.status for entry in server.service.requests()] == [499])
+    await until(lambda: [end.line.status for end in server.service.recent().ended] == [499])
     assert server.driver.requests == []
 
 

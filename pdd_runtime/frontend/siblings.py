@@ -1,0 +1,126 @@
+"""The frontend processes of one graph: they share a port, so whichever is asked must know what any of them knows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, TypeVar
+
+import msgspec
+
+from pdd_runtime.errors import PddError
+from pdd_runtime.frontend.service import Listed, Recent, Service
+from pdd_runtime.observe.metrics import labelled
+from pdd_runtime.plugins.discovery import Discovery, Member
+from pdd_runtime.plugins.messages import Empty, RequestId
+from pdd_runtime.plugins.routing import WorkerKey
+from pdd_runtime.rpc import Greeting, RpcContext, RpcServer, connect
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PATIENCE = 2.0
+"""Seconds for a sibling to answer."""
+_HOST = "127.0.0.1"
+"""Who shares a port is on the same host."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A request's timeline; None: it is not known here."""
+
+    body: dict[str, Any] | None
+
+
+class Siblings:
+    """What all frontend processes know together; of one that is alone, what it knows. Each serves what it knows over
+    a message plane of its own, to those who have the graph's secret, and asks the others when it is asked itself."""
+
+    def __init__(self, service: Service, key: WorkerKey | None = None) -> None:
+        """`key`: which of several this is; None: the only one."""
+        self._service, self._key = service, key
+        self._others: tuple[Member, ...] = ()
+        self._seen = asyncio.Event()
+        self._server: RpcServer | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self, discovery: Discovery, greeting: Greeting) -> str:
+        """Answer the others, and know who they are. Returns the endpoint."""
+        self._greeting = greeting
+        self._server = RpcServer(greeting)
+        self._server.unary("frontend.timeline", RequestId, self._on_timeline)
+        self._server.unary("frontend.requests", Empty, self._on_requests)
+        self._server.unary("frontend.metrics", Empty, self._on_metrics)
+        endpoint = await self._server.start(_HOST)
+        self._watching = asyncio.create_task(self._watch(discovery), name="siblings")
+        return endpoint
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        if self._server is not None:
+            await self._server.close()
+
+    async def serving(self) -> bool:
+        """Whether others answer on the port already."""
+        await self._seen.wait()
+        return any(member.state == "ready" for member in self._others)
+
+    async def timeline(self, request_id: str) -> dict[str, Any] | None:
+        """Of a request that any of them had."""
+        if (timeline := self._service.timelines.get(request_id)) is not None:
+            return timeline.body()
+        answers = await self._ask("frontend.timeline", RequestId(request_id), Found)
+        return next((found.body for found in answers.values() if found.body is not None), None)
+
+    async def requests(self) -> list[Listed]:
+        """Those that run, then the last that ended; the newest first in both."""
+        answers = await self._ask("frontend.requests", Empty(), Recent)
+        parts = [self._service.recent(), *answers.values()]
+        # Those of one process are in order already, and sorting keeps it where the clock is too coarse.
+        running = sorted((line for part in parts for line in reversed(part.running)), key=lambda line: line.seconds)
+        ended = sorted((end for part in parts for end in part.ended), key=lambda end: end.at)
+        return [*running, *(end.line for end in reversed(ended[-self._service.timelines.limit :]))]
+
+    async def metrics(self) -> bytes:
+        """Prometheus text; where there are several processes, with a label that says whose a series is."""
+        own = self._service.metrics.text()
+        if self._key is None:
+            return own
+        answers = await self._ask("frontend.metrics", Empty(), bytes)
+        return labelled({str(self._key.index): own, **{str(index): text for index, text in answers.items()}})
+
+    async def _watch(self, discovery: Discovery) -> None:
+        async for members in discovery.watch():
+            self._others = tuple(m for m in members if m.role == "frontend" and m.plane and m.key != self._key)
+            self._seen.set()
+
+    async def _ask(self, method: str, params: object, result: type[T]) -> dict[int, T]:
+        """What the others answer, by index. One that does not, because it is just ending, is left out."""
+
+        async def one(member: Member) -> None:
+            try:
+                connection = await connect(member.plane, self._greeting, timeout=PATIENCE)
+                try:
+                    answers[member.key.index] = await connection.call(method, params, result, timeout=PATIENCE)
+                finally:
+                    await connection.close()
+            except PddError as error:
+                log.warning("frontend/%d does not say what it knows: %s", member.key.index, error.what)
+
+        answers: dict[int, T] = {}
+        async with asyncio.TaskGroup() as group:
+            for member in self._others:
+                group.create_task(one(member))
+        return answers
+
+    async def _on_timeline(self, request: RequestId, context: RpcContext) -> Found:
+        timeline = self._service.timelines.get(request.id)
+        return Found(None if timeline is None else timeline.body())
+
+    async def _on_requests(self, request: Empty, context: RpcContext) -> Recent:
+        return self._service.recent()
+
+    async def _on_metrics(self, request: Empty, context: RpcContext) -> bytes:
+        return self._service.metrics.text()
