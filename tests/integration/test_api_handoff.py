@@ -1,0 +1,146 @@
+"""The HTTP API over a PDD graph, handed off behind every token: the answer is that of the run without a relay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pdd_runtime.frontend.app import create_app
+from pdd_runtime.frontend.service import Service
+from tests.integration.stack import Stack
+
+MESSAGES = [{"role": "user", "content": "Hello there"}]
+LETTERS = {str(ord(letter)): 40 for letter in "abcdefghijklmnop"}
+NO_BLANKS = {str(ord(blank)): -100 for blank in " \t\r\n"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["é", "z🎉"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["a", "n"],
+    "additionalProperties": False,
+}
+SEEDED: dict[str, Any] = {"messages": MESSAGES, "seed": 11, "temperature": 0.9, "max_tokens": 24}
+KINDS: dict[str, dict[str, Any]] = {
+    "json": SEEDED
+    | {
+        "max_tokens": 60,
+        "logit_bias": NO_BLANKS,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}},
+    },
+    "tool call": SEEDED
+    | {
+        "max_tokens": 80,
+        "logit_bias": NO_BLANKS,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    },
+    "multi-byte": SEEDED | {"guided_regex": "(é|漢|🎉|a){7}"},
+    "stop text": SEEDED | {"logit_bias": LETTERS},
+    "penalties": SEEDED
+    | {
+        "logit_bias": LETTERS,
+        "frequency_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.3,
+        "min_tokens": 20,
+    },
+    "logprobs": SEEDED | {"logprobs": True, "top_logprobs": 3, "ignore_eos": True, "n": 2},
+}
+"""To what is asked, by name. Random weights write noise, so forms and biases see to it that the text is of its kind."""
+
+
+@pytest.fixture(scope="module")
+def stack(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    exact = (f"spec.model.source={tiny}", "spec.model.mode=exact", "spec.links.wan.rtt=4ms")
+    with Stack("quickstart", tmp_path_factory.mktemp("state"), *exact) as stack:
+        yield stack
+
+
+@asynccontextmanager
+async def api(stack: Stack, *overrides: str) -> AsyncIterator[httpx.AsyncClient]:
+    """The frontend in this process, over a driver for a graph changed by `overrides`."""
+    async with stack.driver(*overrides) as driver:
+        app = create_app(Service(driver, stack.timelines))
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://pdd", timeout=60) as client:
+            yield client
+
+
+def handed_off_after(relay_tokens: int) -> tuple[str, str]:
+    bounds = f"{{min_relay_tokens: {relay_tokens}, max_relay_tokens: {relay_tokens}}}"
+    return "spec.routing={plugin: always-relay}", f"spec.handoff={{plugin: catch-up, config: {bounds}}}"
+
+
+def timeline(stack: Stack, response: httpx.Response) -> dict[str, Any]:
+    found = stack.timelines.get(response.headers["x-pdd-request-id"])
+    assert found is not None
+    return found.body()
+
+
+async def answer(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[list[Any], httpx.Response]:
+    """The choices and the usage, without the ids that every answer makes anew."""
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    choices, usage = response.json()["choices"], response.json()["usage"]
+    for choice in choices:
+        for call in choice["message"].get("tool_calls", []):
+            del call["id"]
+    # What was cached depends on who asked before.
+    del usage["prompt_tokens_details"]
+    return [*choices, usage], response
+
+
+async def answers(
+    stack: Stack, kinds: dict[str, dict[str, Any]], *overrides: str
+) -> dict[str, tuple[list[Any], dict[str, Any]]]:
+    """What is answered to all kinds, asked at once, and the timelines."""
+    async with api(stack, *overrides) as client:
+        got = await asyncio.gather(*(answer(client, body) for body in kinds.values()))
+        return {kind: (said, timeline(stack, response)) for kind, (said, response) in zip(kinds, got, strict=True)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_handoff_behind_any_token_changes_no_answer(stack: Stack) -> None:
+    never = "spec.routing={plugin: never-relay}"
+    kinds = dict(KINDS)
+    text = (await answers(stack, {"stop text": kinds["stop text"]}, never))["stop text"][0][0]["message"]["content"]
+    kinds["stop text"] = kinds["stop text"] | {"stop": text[10:14]}
+    expected = await answers(stack, kinds, never)
+    assert all(found["route"] == "P-MD" for _, found in expected.values())
+    _check_kinds({kind: said for kind, (said, _) in expected.items()}, text)
+    # Of one choice, and with the tokens of the stop text: so the seam comes to lie inside it, too.
+    lengths = {kind: usage["completion_tokens"] // len(choices) for kind, ([*choices, usage], _) in expected.items()}
+    for relay_tokens in range(1, max(lengths.values()) - 1):
+        # Only those whose answer is not over by then: with two tokens behind the relay's, one is main's.
+        asked = {kind: body for kind, body in kinds.items() if relay_tokens < lengths[kind] - 1}
+        got = await answers(stack, asked, *handed_off_after(relay_tokens))
+        for kind, (said, found) in got.items():
+            assert said == expected[kind][0], (kind, relay_tokens)
+            assert (found["route"], found["tokens"]["relay"]) == ("P-RLD-MD", relay_tokens), kind
+            assert found["tokens"]["main"] > 0, (kind, relay_tokens)
+
+
+def _check_kinds(said: dict[str, list[Any]], text: str) -> None:
+    """The runs to compare with are what they should be."""
+    first = {kind: choices[0] for kind, choices in said.items()}
+    thing = json.loads(first["json"]["message"]["content"])
+    assert thing["a"] in ("é", "z🎉")
+    assert first["json"]["finish_reason"] == "stop"
+    call = first["tool call"]["message"]["tool_calls"][0]["function"]
+    assert (call["name"], set(json.loads(call["arguments"]))) == ("f", {"a", "n"})
+    assert first["tool call"]["finish_reason"] == "tool_calls"
+    assert set("é漢🎉") & set(first["multi-byte"]["message"]["content"])
+    assert first["stop text"]["message"]["content"] == text[: text.find(text[10:14])]
+    assert first["stop text"]["finish_reason"] == "stop"
+    assert len(first["penalties"]["message"]["content"]) >= 20
+    assert first["penalties"]["message"]["content"] != text
+    assert [len(choice["logprobs"]["content"]) for choice in said["logprobs"][:-1]] == [24, 24]
+    assert all(len(entry["top_logprobs"]) == 3 for entry in first["logprobs"]["logprobs"]["content"])
