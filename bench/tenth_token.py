@@ -10,6 +10,7 @@ counts; handoff gaps are checked on the stream as well as read from the timeline
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -17,37 +18,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-import httpx
+from pdd_runtime.clock import now
+from pdd_runtime.experiments.client import Client
+from pdd_runtime.experiments.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
 GRAPHS = ("pd-intra", "pd-cross", "quickstart")
 RTT = 0.050
-
-
-@dataclass
-class Stream:
-    """One request as its client saw it: seconds from sending."""
-
-    times: list[float] = field(default_factory=list)
-    """When each output token was there."""
-    timeline: dict = field(default_factory=dict)
-
-    @property
-    def first(self) -> float:
-        return self.times[0]
-
-    @property
-    def tenth(self) -> float:
-        return self.times[9]
-
-    @property
-    def longest_gap(self) -> float:
-        return max(b - a for a, b in pairwise(self.times))
+TIMEOUT = 600.0
 
 
 class Running:
@@ -69,31 +50,16 @@ class Running:
     def down(self) -> None:
         subprocess.run([*self.cli, "down", self.graph], env=self.env, check=False, stdout=sys.stderr)
 
-    def ask(self, prompt: list[int], max_tokens: int) -> Stream:
-        out = Stream()
-        body = {
-            "model": httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"],
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "logprobs": 0,
-            "stream": True,
-        }
-        start = time.perf_counter()
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=600) as response:
-            response.raise_for_status()
-            for line in response.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    raise RuntimeError(f"{self.graph}: {chunk['error']['message']}")
-                for choice in chunk["choices"]:
-                    tokens = (choice.get("logprobs") or {}).get("tokens") or []
-                    out.times += [time.perf_counter() - start] * len(tokens)
-            request_id = response.headers["x-pdd-request-id"]
-        out.timeline = httpx.get(f"{self.url}/pdd/requests/{request_id}").json()
-        return out
+    def ask(self, prompt: list[int], max_tokens: int) -> Outcome:
+        return asyncio.run(self._ask(prompt, max_tokens))
+
+    async def _ask(self, prompt: list[int], max_tokens: int) -> Outcome:
+        async with Client(self.url, TIMEOUT, salt="") as client:
+            outcome = Outcome(session=0, turn=0, prompt=len(prompt), due=now(), sent=0.0)
+            await client.ask(client.body(prompt, max_tokens), outcome)
+        if outcome.error is not None:
+            raise RuntimeError(f"{self.graph}: {outcome.error}")
+        return outcome
 
 
 def cold_prompt(rng: random.Random, tokens: int) -> list[int]:
@@ -101,9 +67,9 @@ def cold_prompt(rng: random.Random, tokens: int) -> list[int]:
     return [rng.randrange(1_000, 40_000) for _ in range(tokens)]
 
 
-def decode_step(stream: Stream, tail: int = 40) -> float:
-    """The median time between two tokens of main's, at the end of the stream."""
-    times = stream.times[-tail:]
+def decode_step(outcome: Outcome, tail: int = 40) -> float:
+    """The median time between two tokens of main's, at the end of the answer."""
+    times = outcome.stamps[-tail:]
     return statistics.median(b - a for a, b in pairwise(times))
 
 
@@ -115,7 +81,7 @@ def measure_line(prompt_tokens: int, rng: random.Random, state: Path) -> tuple[f
         runs = [graph.ask(cold_prompt(rng, prompt_tokens), 2) for _ in range(3)]
     finally:
         graph.down()
-    prefill = statistics.median(run.first for run in runs)
+    prefill = statistics.median(run.metric("ttft") for run in runs)
     kv_bytes = runs[-1].timeline["kv"][0]["bytes"]
     return prefill, kv_bytes * 8 / (3 * prefill)
 
@@ -129,7 +95,7 @@ def main() -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    results: dict[str, list[Stream]] = {name: [] for name in GRAPHS}
+    results: dict[str, list[Outcome]] = {name: [] for name in GRAPHS}
     with tempfile.TemporaryDirectory(prefix="pdd-bench-") as scratch:
         prefill, bits = measure_line(args.prompt_tokens, rng, Path(scratch) / "line")
         line = [f"spec.links.wan.bandwidth={bits / 1e6:.3f}Mbit/s", f"spec.links.wan.rtt={RTT * 1e3:.0f}ms"]
@@ -140,11 +106,11 @@ def main() -> None:
                 graphs[-1].ask(cold_prompt(rng, 64), 4)
             for repeat in range(args.repeats):
                 for graph in graphs:
-                    stream = graph.ask(cold_prompt(rng, args.prompt_tokens), args.max_tokens)
-                    results[graph.graph].append(stream)
+                    run = graph.ask(cold_prompt(rng, args.prompt_tokens), args.max_tokens)
+                    results[graph.graph].append(run)
                     print(
-                        f"{repeat} {graph.graph:<11} first {stream.first:6.2f}  tenth {stream.tenth:6.2f}"
-                        f"  longest gap {stream.longest_gap:6.3f}  handoff {stream.timeline['handoff']}",
+                        f"{repeat} {graph.graph:<11} first {run.metric('ttft'):6.2f}  tenth {run.metric('tt10'):6.2f}"
+                        f"  longest gap {run.metric('longest_gap'):6.3f}  handoff {run.timeline['handoff']}",
                         file=sys.stderr,
                     )
         finally:
@@ -153,18 +119,18 @@ def main() -> None:
     report(results, prefill, bits, args.format)
 
 
-def report(results: dict[str, list[Stream]], prefill: float, bits: float, form: str) -> None:
+def report(results: dict[str, list[Outcome]], prefill: float, bits: float, form: str) -> None:
     median = statistics.median
     rows = {
         name: {
-            "first": median(s.first for s in streams),
-            "tenth": median(s.tenth for s in streams),
-            "longest_gap": median(s.longest_gap for s in streams),
-            "decode_step": median(decode_step(s) for s in streams),
+            "first": median(run.metric("ttft") for run in runs),
+            "tenth": median(run.metric("tt10") for run in runs),
+            "longest_gap": median(run.metric("longest_gap") for run in runs),
+            "decode_step": median(decode_step(run) for run in runs),
         }
-        for name, streams in results.items()
+        for name, runs in results.items()
     }
-    gaps = [s.timeline["handoff"]["gap"] for s in results["quickstart"] if s.timeline["handoff"]]
+    gaps = [gap for run in results["quickstart"] if (gap := run.metric("handoff_gap")) is not None]
     bound = RTT + 2 * rows["quickstart"]["decode_step"]
     summary = {
         "prefill_s": prefill,

@@ -11,8 +11,10 @@ from pdd_runtime.experiments.outcome import METRICS
 from pdd_runtime.experiments.report import Report
 
 _SHOWN = ("p50", "p90", "p99")
-_LEFT, _WIDTH, _RIGHT = 150, 560, 30
-"""Pixels: of the graphs' names, of the axis, behind it."""
+_WIDTH, _RIGHT = 560, 110
+"""Pixels: of the axis, and behind it."""
+_LETTER, _NARROW, _WIDE = 8, 80, 320
+"""Of a letter of a graph's name, and the least and the most for the whole name."""
 _ROW, _HEAD, _FOOT = 18, 8, 26
 _TICKS = 5
 
@@ -45,7 +47,11 @@ class Chart(NamedTuple):
 def to_html(report: Report) -> str:
     """The whole page."""
     environment = Environment(
-        loader=PackageLoader("pdd_runtime.experiments"), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("pdd_runtime.experiments"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     charts = [chart for metric in METRICS if (chart := _chart(report, metric)) is not None]
     return environment.get_template("bench.html.j2").render(
@@ -88,8 +94,10 @@ def _chart(report: Report, metric: str) -> Chart | None:
     step = _step(top / _TICKS)
     end = step * max(1, math.ceil(top / step)) if step else 1.0
 
+    left = min(_WIDE, max(_NARROW, 20 + _LETTER * max(len(name) for name in report.graphs)))
+
     def place(value: float) -> float:
-        return round(_LEFT + _WIDTH * value / end, 1)
+        return round(left + _WIDTH * value / end, 1)
 
     names: list[tuple[float, str]] = []
     marks: list[Mark] = []
@@ -105,7 +113,7 @@ def _chart(report: Report, metric: str) -> Chart | None:
         )
         y += _ROW
     ticks = [(place(step * n), seconds(step * n) if n else "0") for n in range(round(end / step) + 1)] if step else []
-    return Chart(metric, METRICS[metric], _LEFT + _WIDTH + _RIGHT + 80, round(y) + _FOOT, _LEFT, names, marks, ticks)
+    return Chart(metric, METRICS[metric], left + _WIDTH + _RIGHT, round(y) + _FOOT, left, names, marks, ticks)
 
 
 def _step(rough: float) -> float:

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pdd_runtime.experiments.workload import Workload, WorkloadError, read_workload
+
+SHORT = "prompt=uniform(500, 1500),output=100,rate=0.5,hit=0.5,turns=3,think=2"
+FILE = """\
+prompt: uniform(500, 1500)
+output: 100
+rate: 0.5
+hit: 0.5
+turns: 3
+think: 2
+"""
+
+
+def test_a_short_text_a_file_and_json_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "w.yaml").write_text(FILE)
+    workload = read_workload(SHORT)
+    assert read_workload(str(tmp_path / "w.yaml")) == workload
+    (tmp_path / "w.json").write_text(json.dumps(workload.model_dump(mode="json")))
+    assert read_workload(str(tmp_path / "w.json")) == workload
+
+
+def test_the_same_seed_gives_the_same_requests_and_another_one_others() -> None:
+    workload = read_workload(SHORT)
+    assert workload.sessions(50, 1) == workload.sessions(50, 1)
+    assert workload.sessions(50, 1) != workload.sessions(50, 2)
+    assert workload.sessions(50, 1) != workload.sessions(50, 1, "warm-up")
+
+
+def test_more_requests_begin_with_the_same_ones() -> None:
+    workload = read_workload("prompt=uniform(10,900),output=5,turns=2")
+    assert workload.sessions(60, 1)[:10] == workload.sessions(20, 1)
+
+
+@pytest.mark.parametrize("requests", [1, 2, 3, 4, 50])
+def test_there_are_as_many_requests_as_asked_for(requests: int) -> None:
+    sessions = read_workload(SHORT).sessions(requests, 0)
+    assert sum(len(session.turns) for session in sessions) == requests
+
+
+def test_the_share_of_reused_tokens_is_what_was_asked_for() -> None:
+    workload = read_workload("prompt=1000,output=100,hit=beta(9,1),turns=4")
+    turns = [turn for session in workload.sessions(2000, 3) for turn in session.turns]
+    assert all(turn.prompt == 1000 and turn.fresh >= 1 for turn in turns)
+    assert sum(turn.reused for turn in turns) / 2_000_000 == pytest.approx(0.9, abs=0.02)
+
+
+def test_no_turn_reuses_more_than_its_history_has() -> None:
+    workload = read_workload("prompt=choice(10:1,1000:1),output=5,hit=0.9,turns=6")
+    for session in workload.sessions(600, 3):
+        for before, turn in pairwise(session.turns):
+            assert turn.reused <= before.prompt + before.output
+
+
+def test_a_conversation_grows_by_its_answers_and_its_new_tokens() -> None:
+    (session,) = read_workload("prompt=100,output=10,turns=3,new=20").sessions(3, 0)
+    assert [(turn.reused, turn.fresh) for turn in session.turns] == [(0, 100), (110, 20), (140, 20)]
+
+
+def test_arrivals_are_poisson_at_the_rate_of_requests() -> None:
+    workload = read_workload("rate=20,turns=4,think=1")
+    starts = [session.start for session in workload.sessions(8000, 5)]
+    gaps = [b - a for a, b in pairwise(starts) if a is not None and b is not None]
+    assert starts == sorted(starts, key=lambda at: at or 0.0)
+    assert statistics.mean(gaps) == pytest.approx(4 / 20, rel=0.1)
+    assert statistics.stdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.1)
+
+
+def test_closed_loop_sessions_have_no_time_and_first_turns_no_think() -> None:
+    sessions = read_workload("concurrency=3,turns=2,think=5").sessions(8, 0)
+    assert {session.start for session in sessions} == {None}
+    assert [turn.think for turn in sessions[0].turns] == [0.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "what", "more"),
+    [
+        ("promt=1000", 'unknown key "promt"', 'did you mean "prompt"?'),
+        ("prompt=-1", "prompt is '-1'", "must not be below 1"),
+        ("prompt=many", "prompt is 'many'", "'many' is not a number"),
+        ("hit=90", "hit is '90'", "between 0 and 1"),
+        ("hit=lognormal(1,1)", "hit is", "between 0 and 1"),
+        ("rate=0", "rate is '0'", "greater than 0"),
+        ("rate=1,concurrency=2", "contradicts itself", "rate (open loop) and concurrency"),
+        ("prompt=1,prompt=2", '"prompt" stands twice', "keep one"),
+        ("prompt=", '"prompt=" is no KEY=VALUE', "prompt=1000"),
+        ("prompt=5,output", '"output" is no KEY=VALUE', "prompt=1000"),
+        ("vocabulary=9-2", "vocabulary is '9-2'", "FIRST-LAST"),
+        ("turns=2.5,prefixes=0", "prefixes is '0'", "greater than or equal to 1"),
+        ("nowhere.yaml", "the workload cannot be read", "No such file"),
+    ],
+)
+def test_what_is_wrong_with_a_short_text_is_said(spec: str, what: str, more: str) -> None:
+    with pytest.raises(WorkloadError) as told:
+        read_workload(spec)
+    assert what in told.value.what
+    assert more in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "what"),
+    [
+        ("prompt: 1000\noutpt: 5\n", ":2:1", 'unknown key "outpt"'),
+        ("prompt: 1000\nhit:  2\n", ":2:7", "hit is 2"),
+        ("- 5\n", ":1:1", "the workload is a list"),
+        ("prompt: [\n", ":2:1", "not valid YAML"),
+        ("", "", "the workload is empty"),
+    ],
+)
+def test_what_is_wrong_in_a_file_has_its_place(tmp_path: Path, text: str, place: str, what: str) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text(text)
+    with pytest.raises(WorkloadError) as told:
+        read_workload(str(path))
+    assert told.value.where == f"{path}{place}"
+    assert what in told.value.what
+
+
+MANUAL = Path(__file__).parents[2] / "docs" / "bench.md"
+
+
+def test_the_manuals_example_is_right(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", MANUAL.read_text(), re.DOTALL)
+    (tmp_path / "agents.yaml").write_text(example)
+    assert str(read_workload(str(tmp_path / "agents.yaml")).hit) == "beta(9, 1)"
+
+
+def test_the_manual_has_every_key_with_its_meaning() -> None:
+    manual = MANUAL.read_text()
+    for key, field in Workload.model_fields.items():
+        assert f"| `{key}` |" in manual
+        assert " ".join((field.description or "").split()) in " ".join(manual.split()), key
