@@ -1,4 +1,5 @@
-"""What the shell completes: names that exist. A fault here must never disturb a prompt."""
+"""What the shell completes: names that exist. A fault here must never disturb a prompt, and nothing slow is imported
+before it is needed: a TAB waits for it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from pathlib import Path
 import typer
 
 from pdd_runtime.errors import PddError
-from pdd_runtime.launch import GraphState
 
 _FILES = (".yaml", ".yml")
 
@@ -45,24 +45,26 @@ def graph_files(ctx: typer.Context, incomplete: str) -> list[str]:
 @_quiet
 def graph_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Graphs that run, or whose launcher died."""
-    return [state.name for state in GraphState.all()]
+    return _names()
 
 
 @_quiet
 def names_and_files(ctx: typer.Context, incomplete: str) -> list[str]:
     """Both."""
-    return [*(state.name for state in GraphState.all()), *graph_files(ctx, incomplete)]
+    return [*_names(), *graph_files(ctx, incomplete)]
 
 
 @_quiet
 def logged_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Graphs that have logs."""
-    return [state.name for state in GraphState.all(stopped=True)]
+    return _names(stopped=True)
 
 
 @_quiet
 def processes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Pools of the graph that the command is about, `POOL/INDEX` of those with several, `frontend` and `launcher`."""
+    from pdd_runtime.launch import GraphState
+
     graph = ctx.params.get("graph")
     states = [GraphState(graph)] if isinstance(graph, str) else GraphState.all() or GraphState.all(stopped=True)
     names: list[str] = []
@@ -72,3 +74,9 @@ def processes(ctx: typer.Context, incomplete: str) -> list[str]:
             replicas = pool.get("replicas", 1)
             names += [name, *(f"{name}/{index}" for index in range(replicas) if replicas > 1)]
     return sorted({*names, "frontend", "launcher"})
+
+
+def _names(*, stopped: bool = False) -> list[str]:
+    from pdd_runtime.launch import GraphState
+
+    return [state.name for state in GraphState.all(stopped=stopped)]

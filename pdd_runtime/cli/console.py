@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.text import Text
 
 from pdd_runtime.errors import GraphError, LaunchError, PddError, PluginError
-from pdd_runtime.launch import AlreadyRunningError, NotRunningError
 
 OK, FAILED, USAGE, NOT_RUNNING, ALREADY_RUNNING = 0, 1, 2, 3, 4
 """Exit codes; docs/cli.md explains them."""
+# By the errors' codes: importing their classes, and all that launches graphs, would be felt at every TAB.
+_CODES = {"not-running": NOT_RUNNING, "already-running": ALREADY_RUNNING}
 
 
 _WIDTH = 160
@@ -68,10 +69,8 @@ class Consoles:
 
 
 def exit_code(error: PddError) -> int:
-    if isinstance(error, NotRunningError):
-        return NOT_RUNNING
-    if isinstance(error, AlreadyRunningError):
-        return ALREADY_RUNNING
+    if error.code in _CODES:
+        return _CODES[error.code]
     return USAGE if isinstance(error, (GraphError, PluginError, SeveralGraphsError)) else FAILED
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,3 +128,9 @@ def test_no_color_is_heeded(cli: Cli) -> None:
     plain = cli("validate", "none.yaml", env={"FORCE_COLOR": "1", "NO_COLOR": "1"})
     assert "\x1b[31m" not in plain.err
     assert "\x1b[" not in cli("validate", "none.yaml").err
+
+
+def test_a_tab_waits_for_nothing_that_is_not_needed() -> None:
+    loaded = "import sys, pdd_runtime.cli.app; print(*(name.split('.')[0] for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"httpx", "pydantic", "uvicorn", "torch"} & set(done.stdout.split())
