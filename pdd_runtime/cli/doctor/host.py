@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from pdd_runtime.cli.doctor.check import Check, Status, first_line
@@ -17,7 +19,6 @@ from pdd_runtime.plugins import PluginManager
 
 _FILES_FEW, _FILES_GOOD = 256, 4096
 """Open files a process may have: a frontend needs one for each client, and a few for each worker."""
-_PACKAGES = ("msgspec", "pydantic", "uvicorn", "tokenizers", "numpy", "torch")
 _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
 _NVIDIA_SMI = 10.0
 """Seconds it may take: the first call wakes the driver."""
@@ -35,20 +36,22 @@ def host(plugins: PluginManager) -> Iterator[Check]:
 def _versions(plugins: PluginManager) -> Iterator[Check]:
     system = f"{platform.system()} {platform.release()}, {os.cpu_count() or '?'} CPUs"
     yield Check("host", "system", "ok", system)
-    packages = [f"{name} {found}" for name in _PACKAGES if (found := _version(name))]
-    yield Check("host", "python", "ok", f"Python {platform.python_version()}, {', '.join(packages)}")
-    distributions = sorted({f"{entry.origin.distribution} {entry.origin.version}" for entry in plugins.registered})
-    yield Check("host", "plugins", "ok", ", ".join(distributions))
+    yield Check("host", "python", "ok", f"Python {platform.python_version()}")
+    distributions = {entry.origin.distribution: entry.origin.version for entry in plugins.registered}
+    for name, number in sorted(distributions.items()):
+        yield Check("host", name, "ok", ", ".join([number, *_needs(name)]))
     for problem in plugins.problems:
         why = f": {problem.why}" if problem.why else ""
         yield Check("host", "plugins", "fail", f"{problem.what}{why}", problem.fix)
 
 
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+def _needs(distribution: str) -> Iterator[str]:
+    """What a distribution is built on, as it is installed here."""
+    for requirement in requires(distribution) or ():
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        if "extra ==" not in requirement and not name.startswith("pdd"):
+            with suppress(PackageNotFoundError):
+                yield f"{name} {version(name)}"
 
 
 def _files() -> Check:
