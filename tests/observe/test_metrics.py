@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdd_runtime.observe import Timeline
-from pdd_runtime.observe.metrics import Metrics
+from pdd_runtime.observe.metrics import Metrics, labelled
 from pdd_runtime.observe.pace import Pace
 
 
@@ -94,3 +94,14 @@ def test_kv_that_arrives_after_the_answer_is_counted_once() -> None:
     transfer.bytes, transfer.finished = 250, 2.0
     for _ in range(2):
         assert samples(metrics)["pdd_kv_bytes_total", ("prefill->main",)] == 250
+
+
+def test_several_processes_keep_their_series_apart() -> None:
+    one, two = Metrics(lambda: 3), Metrics(lambda: 4)
+    one.ended(200, 0.5)
+    text = labelled({"0": one.text(), "1": two.text()}).decode()
+    assert 'pdd_sessions{replica="0"} 3.0' in text
+    assert 'pdd_sessions{replica="1"} 4.0' in text
+    assert 'pdd_requests_total{replica="0",route="none",status="200"} 1.0' in text
+    assert text.count("# TYPE pdd_sessions gauge") == 1
+    assert text.count("# TYPE pdd_ttft_seconds histogram") == 1
