@@ -114,7 +114,12 @@ def _edges(scene: _Scene) -> Iterator[GraphError]:
         arrow = f"{edge.source} → {edge.target}"
         key = (edge.source, edge.target, edge.carries)
         if edge.source == edge.target:
-            yield scene.error(route, f'pool "{edge.source}" feeds itself', fix="remove the edge, or name another pool")
+            yield scene.error(
+                route,
+                f'pool "{edge.source}" feeds itself',
+                why="what a pool has made is in it already",
+                fix="remove the edge, or name another pool",
+            )
             continue
         if "aggregated" in ends:
             yield scene.error(
@@ -129,6 +134,7 @@ def _edges(scene: _Scene) -> Iterator[GraphError]:
                 route,
                 f"edge {arrow} carries {edge.carries} from a {ends[0]} pool to a {ends[1]} pool",
                 why="kv goes prefill → relay, prefill → main and relay → main; tokens go relay → main",
+                fix=_redirected(ends, edge),
             )
             continue
         if key in seen:
@@ -143,11 +149,20 @@ def _edges(scene: _Scene) -> Iterator[GraphError]:
         yield from _crossing(scene, edge, route, arrow)
 
 
+def _redirected(ends: tuple[str, str], edge: Edge) -> str:
+    """What an edge that carries the wrong thing, or the wrong way, was probably meant to be."""
+    if ends[::-1] in _MAY_FEED[edge.carries]:
+        return f"turn it round: {{from: {edge.target}, to: {edge.source}, carries: {edge.carries}}}"
+    other = "kv" if edge.carries == "tokens" else "tokens"
+    return f"set carries: {other}" if ends in _MAY_FEED[other] else "remove the edge, or change a pool's role"
+
+
 def _transport(scene: _Scene, edge: Edge, route: Route, arrow: str) -> Iterator[GraphError]:
     if edge.carries == "kv" and edge.transport is None:
         yield scene.error(
             route,
             f"edge {arrow} carries kv and has no transport",
+            why="kv moves in bulk, block by block, which is a plugin's work",
             fix="add transport: {plugin: …}; `pdd-runtime plugins` lists the transports",
         )
     if edge.carries == "tokens" and edge.transport is not None:
@@ -182,6 +197,7 @@ def _crossing(scene: _Scene, edge: Edge, route: Route, arrow: str) -> Iterator[G
         yield scene.error(
             (*route, "link"),
             f'edge {arrow} crosses from {a} to {b}, but link "{edge.link}" joins {there}',
+            why="an edge crosses the link between the clusters of its two pools",
             fix=f"use link: {joining[0]}" if joining else f"declare a link between {a} and {b}",
         )
 

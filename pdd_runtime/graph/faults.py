@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from pdd_runtime.errors import GraphError
 from pdd_runtime.graph.document import Document, Route, dotted
 
+_FORM = "docs/graph.md says what may stand here"
 _NEAR = 0.6
 """How like two names must be, of 1."""
 _FORMS = {
@@ -58,6 +62,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def keys_at(model: type[BaseModel], route: Route) -> list[str]:
     """The keys that the form knows at `route` below `model`; none where any key is allowed."""
+    kind = _kind_at(model, route)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [field.alias or name for name, field in kind.model_fields.items()]
+    return []
+
+
+def _kind_at(model: type[BaseModel], route: Route) -> Any:
     kind: Any = model
     for step in route:
         kind = _bare(kind)
@@ -67,10 +78,24 @@ def keys_at(model: type[BaseModel], route: Route) -> list[str]:
         else:
             arguments = get_args(kind)
             kind = arguments[1] if get_origin(kind) is dict else arguments[0] if arguments else None
-    kind = _bare(kind)
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return [field.alias or name for name, field in kind.model_fields.items()]
-    return []
+    return _bare(kind)
+
+
+def _field_at(model: type[BaseModel], route: Route) -> FieldInfo | None:
+    """The field that a route leads to, where it leads to one."""
+    form = _kind_at(model, route[:-1])
+    if not (route and isinstance(form, type) and issubclass(form, BaseModel)):
+        return None
+    fields = {field.alias or name: field for name, field in form.model_fields.items()}
+    return fields.get(str(route[-1]))
+
+
+def default_of(field: FieldInfo | None) -> str:
+    """What a wrong value may be instead, as a fix; empty where the key must be there, or has no plain default."""
+    default = field.default if field is not None else None
+    if default is PydanticUndefined or default is None or isinstance(default, (BaseModel, tuple, dict)):
+        return ""
+    return f"leave it out for the default, {str(default).lower() if isinstance(default, bool) else default}"
 
 
 def _bare(kind: Any) -> Any:
@@ -112,7 +137,7 @@ def explain(
         location, value = location[:-1], location[-2]
     inner, key = location[:-1], location[-1] if location else ""
     route, parent = (*base, *location), (*base, *inner)
-    known = keys_at(model, inner)
+    known, field = keys_at(model, inner), _field_at(model, location)
     if kind == "extra_forbidden":
         return GraphError(
             f'unknown key "{key}" in {dotted(parent)}',
@@ -122,9 +147,17 @@ def explain(
         )
     if kind == "missing":
         if isinstance(key, int):
-            return GraphError(f"{dotted(parent)} lacks item {key + 1}", where=document.locate(parent))
+            return GraphError(
+                f"{dotted(parent)} lacks item {key + 1}",
+                where=document.locate(parent),
+                why=_required(_field_at(model, inner)),
+                fix="add it to the list",
+            )
         return GraphError(
-            f'{dotted(parent)} has no "{key}"', where=document.locate(parent), fix=f'add "{key}:" below it'
+            f'{dotted(parent)} has no "{key}"',
+            where=document.locate(parent),
+            why=_required(field),
+            fix=f'add "{key}:" below it',
         )
     if kind == "string_pattern_mismatch":
         of_key = fault["loc"][-1] == "[key]"
@@ -132,6 +165,7 @@ def explain(
             f'"{value}" in {dotted(parent if of_key else route)} is not a name',
             where=document.locate_key(route) if of_key else document.locate(route),
             why="names are lower-case letters, digits and dashes, at most 63, with no dash at either end",
+            fix=_named(str(value)),
         )
     context: Mapping[str, Any] = fault.get("ctx", {})
     why, fix = _sentence(kind, str(fault["msg"]), context), str(getattr(context.get("error"), "fix", ""))
@@ -140,7 +174,20 @@ def explain(
         why, fix = f"it must be {' or '.join(options)}", nearest(str(value), options)
     if kind == "string_type" and isinstance(value, (bool, int, float)):
         fix = "write it in quotes, so that YAML reads it as text"
+    fix = fix or default_of(field) or _FORM
     return GraphError(f"{dotted(route)} is {_shown(value)}", where=document.locate(route), why=why, fix=fix)
+
+
+def _required(field: FieldInfo | None) -> str:
+    """With what a key is for, in the models' words."""
+    text = " ".join((field.description or "").split()) if field is not None else ""
+    return f"it is required: {text[:1].lower()}{text[1:].rstrip('.')}" if text else "it is required"
+
+
+def _named(text: str) -> str:
+    """A name like `text`."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].strip("-")
+    return f'did you mean "{name}"?' if name else "choose another name"
 
 
 def _sentence(kind: str, message: str, context: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ _NUMBER = re.compile(r"^\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-z/]*)\s*$", re
 _LOOSE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ/]+)\s*$")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _BITS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
+_EXAMPLES = {"duration": "50ms", "bandwidth": "200Mbit/s", "size": "2GiB"}
 _BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
@@ -32,9 +33,9 @@ _ALIASES = {
 
 
 class UnitError(ValueError):
-    """Not a quantity. `fix` is what was probably meant, or empty."""
+    """Not a quantity. `fix` is what was probably meant, or an example."""
 
-    def __init__(self, message: str, fix: str = "") -> None:
+    def __init__(self, message: str, fix: str) -> None:
         super().__init__(message)
         self.fix = fix
 
@@ -42,12 +43,11 @@ class UnitError(ValueError):
 def _parse(value: object, units: dict[str, float], kind: str) -> float:
     match = _NUMBER.match(value) if isinstance(value, str) else None
     if not match or match[2] not in units:
-        raise UnitError(
-            f"{value!r} is not a {kind}: write a number and one of {', '.join(units)}", _meant(value, units)
-        )
+        why = f"{value!r} is not a {kind}: write a number and one of {', '.join(units)}"
+        raise UnitError(why, _meant(value, units) or f'write it like "{_EXAMPLES[kind]}"')
     number = float(match[1]) * units[match[2]]
     if not math.isfinite(number):
-        raise UnitError(f"{value!r} is not a {kind}: the number is too large")
+        raise UnitError(f"{value!r} is not a {kind}: the number is too large", "write a smaller one")
     return number
 
 
@@ -96,11 +96,11 @@ def write_size(size: int) -> str:
     return _write(float(size), _BYTES, "B")
 
 
-def _form(kind: str, units: dict[str, float], example: str) -> WithJsonSchema:
+def _form(kind: str, units: dict[str, float]) -> WithJsonSchema:
     """What an editor is told."""
     pattern = rf"^\s*\d+(\.\d+)?(e[+-]?\d+)?\s*({'|'.join(units)})\s*$"
     about = f"A {kind}: a number and one of {', '.join(units)}."
-    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [example], "description": about})
+    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [_EXAMPLES[kind]], "description": about})
 
 
 # Written with their units in JSON, too: what a worker is given reads and validates like the YAML.
@@ -108,20 +108,20 @@ Duration = Annotated[
     float,
     BeforeValidator(_duration),
     PlainSerializer(write_duration, str, "json"),
-    _form("duration", _SECONDS, "50ms"),
+    _form("duration", _SECONDS),
 ]
 """Seconds, written `50ms`, `10s`."""
 Bandwidth = Annotated[
     float,
     BeforeValidator(_bandwidth),
     PlainSerializer(write_bandwidth, str, "json"),
-    _form("bandwidth", _BITS, "200Mbit/s"),
+    _form("bandwidth", _BITS),
 ]
 """Bits per second, written `200Mbit/s`, `10Gbit/s`."""
 Size = Annotated[
     int,
     BeforeValidator(_size),
     PlainSerializer(write_size, str, "json"),
-    _form("size", _BYTES, "2GiB"),
+    _form("size", _BYTES),
 ]
 """Bytes, written `512MiB`, `8GB`."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from pdd_runtime.errors import PluginError
 from pdd_runtime.graph import nearest
+from pdd_runtime.graph.faults import default_of
 
 Place = str | Callable[[tuple[str | int, ...]], str]
 """Where a config stands, for messages; or a function that says where one of its settings does."""
@@ -37,12 +38,17 @@ def configure(owner: str, form: type[BaseModel], config: Mapping[str, Any], wher
         setting = ".".join(str(step) for step in first["loc"])
         why = str(first.get("ctx", {}).get("error", first["msg"])).replace("Input should", "it should")
         if first["type"] == "missing":
-            what, why = f'{owner} needs the setting "{setting}"', ""
+            what, why = f'{owner} needs the setting "{setting}"', "it has no default"
         elif setting:
             what = f'setting "{setting}" of {owner} is {first["input"]!r}'
         else:
             what = f"the settings of {owner} do not fit together"
-        raise PluginError(what, where=place(*first["loc"]), why=why) from error
+        names = {field.alias or name: field for name, field in form.model_fields.items()}
+        field = names.get(str(first["loc"][0])) if first["loc"] else None
+        fix = default_of(field) or f"`pdd-runtime plugins --format json` has the settings of {owner}"
+        if first["type"] == "missing":
+            fix = f"add {setting} to its config"
+        raise PluginError(what, where=place(*first["loc"]), why=why, fix=fix) from error
     except Exception as error:
         # A check of the plugin's own that did not foresee this value.
         raise PluginError(

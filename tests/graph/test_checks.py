@@ -82,7 +82,7 @@ EDGES = """\
             "{plugin: wire}, link: far",
             [
                 'g.yaml:19:79: edge prefill → main crosses from dc-a to dc-b, but link "far" joins dc-a and dc-c\n'
-                "  fix: use link: wan"
+                "  why: an edge crosses the link between the clusters of its two pools\n  fix: use link: wan"
             ],
         ),
         (
@@ -98,6 +98,7 @@ EDGES = """\
             "to: main, carries: kv, link",
             [
                 "g.yaml:19:7: edge prefill → main carries kv and has no transport\n"
+                "  why: kv moves in bulk, block by block, which is a plugin's work\n"
                 "  fix: add transport: {plugin: …}; `pdd-runtime plugins` lists the transports"
             ],
         ),
@@ -117,7 +118,20 @@ EDGES = """\
                 "  why: it hands off to no main pool, and every route ends on main\n"
                 "  fix: add an edge {from: relay, to: MAIN, carries: tokens}",
                 "g.yaml:20:7: edge prefill → main carries tokens from a prefill pool to a main pool\n"
-                "  why: kv goes prefill → relay, prefill → main and relay → main; tokens go relay → main",
+                "  why: kv goes prefill → relay, prefill → main and relay → main; tokens go relay → main\n"
+                "  fix: set carries: kv",
+            ],
+        ),
+        (
+            "{from: relay, to: main, carries: tokens, link: wan}",
+            "{from: main, to: relay, carries: tokens, link: wan}",
+            [
+                'g.yaml:15:12: relay pool "relay" is on no route\n'
+                "  why: it hands off to no main pool, and every route ends on main\n"
+                "  fix: add an edge {from: relay, to: MAIN, carries: tokens}",
+                "g.yaml:20:7: edge main → relay carries tokens from a main pool to a relay pool\n"
+                "  why: kv goes prefill → relay, prefill → main and relay → main; tokens go relay → main\n"
+                "  fix: turn it round: {from: relay, to: main, carries: tokens}",
             ],
         ),
         (
@@ -127,7 +141,8 @@ EDGES = """\
                 'g.yaml:15:12: relay pool "relay" is on no route\n'
                 "  why: it hands off to no main pool, and every route ends on main\n"
                 "  fix: add an edge {from: relay, to: MAIN, carries: tokens}",
-                'g.yaml:20:7: pool "relay" feeds itself\n  fix: remove the edge, or name another pool',
+                'g.yaml:20:7: pool "relay" feeds itself\n'
+                "  why: what a pool has made is in it already\n  fix: remove the edge, or name another pool",
             ],
         ),
         (
@@ -148,6 +163,7 @@ EDGES = """\
                 "  why: a relay decodes while the KV crosses to main; behind the same link it would wait just as long\n"
                 "  fix: put the relay pool into dc-a, or leave the relay out",
                 'g.yaml:20:54: edge relay → main crosses from dc-c to dc-b, but link "wan" joins dc-a and dc-b\n'
+                "  why: an edge crosses the link between the clusters of its two pools\n"
                 "  fix: declare a link between dc-c and dc-b",
             ],
         ),
@@ -237,6 +253,7 @@ EDGES = """\
 def test_what_no_single_key_shows_is_found(pdd: str, old: str, new: str, messages: list[str]) -> None:
     assert pdd.count(old) == 1
     assert faults(pdd.replace(old, new)) == messages
+    assert all("\n  why: " in message and "\n  fix: " in message for message in messages)
 
 
 def test_a_relay_must_share_its_prefills_main(pdd: str) -> None:

@@ -55,7 +55,10 @@ def test_an_unknown_key_names_the_nearest(pdd: str) -> None:
 
 def test_a_missing_key_says_where_it_belongs(pdd: str) -> None:
     text = pdd.replace("{role: main, cluster: dc-b, engine: {plugin: some}}", "{role: main, cluster: dc-b}")
-    assert fault(text) == 'g.yaml:16:11: spec.pools.main has no "engine"\n  fix: add "engine:" below it'
+    assert fault(text) == (
+        'g.yaml:16:11: spec.pools.main has no "engine"\n  why: it is required: the engine plugin that computes\n'
+        '  fix: add "engine:" below it'
+    )
 
 
 def test_a_duplicate_key_names_both_lines(pdd: str) -> None:
@@ -73,8 +76,10 @@ def test_every_fault_is_told_at_once_in_the_files_order(pdd: str) -> None:
     assert str(caught.value) == (
         'g.yaml:3:18: "De mo" in metadata.name is not a name\n'
         "  why: names are lower-case letters, digits and dashes, at most 63, with no dash at either end\n"
+        '  fix: did you mean "de-mo"?\n'
         "g.yaml:11:61: spec.links.wan.rtt is 50\n"
         "  why: 50 is not a duration: write a number and one of us, ms, s, min\n"
+        '  fix: write it like "50ms"\n'
         "g.yaml:20:40: spec.edges.2.carries is 'token'\n"
         "  why: it must be kv or tokens\n"
         '  fix: did you mean "tokens"?'
@@ -88,12 +93,14 @@ def test_every_fault_is_told_at_once_in_the_files_order(pdd: str) -> None:
         (
             "{role: main,",
             '{role: main, replicas: "2",',
-            "g.yaml:16:34: spec.pools.main.replicas is '2'\n  why: it must be a whole number",
+            "g.yaml:16:34: spec.pools.main.replicas is '2'\n  why: it must be a whole number\n"
+            "  fix: leave it out for the default, 1",
         ),
         (
             "{role: main,",
             "{role: main, replicas: 0,",
-            "g.yaml:16:34: spec.pools.main.replicas is 0\n  why: it should be greater than or equal to 1",
+            "g.yaml:16:34: spec.pools.main.replicas is 0\n  why: it should be greater than or equal to 1\n"
+            "  fix: leave it out for the default, 1",
         ),
         (
             "{role: main,",
@@ -104,24 +111,33 @@ def test_every_fault_is_told_at_once_in_the_files_order(pdd: str) -> None:
         (
             "rtt: 50ms",
             "rtt: 50ms, emulate: maybe",
-            "g.yaml:11:76: spec.links.wan.emulate is 'maybe'\n  why: it must be true or false",
+            "g.yaml:11:76: spec.links.wan.emulate is 'maybe'\n  why: it must be true or false\n"
+            "  fix: leave it out for the default, false",
         ),
         (
             "200Mbit/s",
             "0Mbit/s",
-            "g.yaml:11:45: spec.links.wan.bandwidth is '0Mbit/s'\n  why: it should be greater than 0",
+            "g.yaml:11:45: spec.links.wan.bandwidth is '0Mbit/s'\n  why: it should be greater than 0\n"
+            "  fix: docs/graph.md says what may stand here",
         ),
         (
             "200Mbit/s",
             "200MB",
             "g.yaml:11:45: spec.links.wan.bandwidth is '200MB'\n"
-            "  why: '200MB' is not a bandwidth: write a number and one of bit/s, kbit/s, Mbit/s, Gbit/s",
+            "  why: '200MB' is not a bandwidth: write a number and one of bit/s, kbit/s, Mbit/s, Gbit/s\n"
+            '  fix: write it like "200Mbit/s"',
         ),
-        ("between: [dc-a, dc-b]", "between: [dc-a]", "g.yaml:11:20: spec.links.wan.between lacks item 2"),
+        (
+            "between: [dc-a, dc-b]",
+            "between: [dc-a]",
+            "g.yaml:11:20: spec.links.wan.between lacks item 2\n  why: it is required: the two clusters it joins\n"
+            "  fix: add it to the list",
+        ),
         (
             "    dc-c: {}",
             "    dc-c:",
-            "g.yaml:9:10: spec.clusters.dc-c is empty\n  why: it must be a mapping (key: value)",
+            "g.yaml:9:10: spec.clusters.dc-c is empty\n  why: it must be a mapping (key: value)\n"
+            "  fix: docs/graph.md says what may stand here",
         ),
         (
             "    dc-c: {}",
@@ -132,7 +148,8 @@ def test_every_fault_is_told_at_once_in_the_files_order(pdd: str) -> None:
             "    dc-c: {}",
             "    ../x: {}",
             'g.yaml:9:5: "../x" in spec.clusters is not a name\n'
-            "  why: names are lower-case letters, digits and dashes, at most 63, with no dash at either end",
+            "  why: names are lower-case letters, digits and dashes, at most 63, with no dash at either end\n"
+            '  fix: did you mean "x"?',
         ),
         (
             "pdd/v1alpha1",

@@ -54,12 +54,13 @@ def test_the_last_of_two_overrides_counts(pdd: str) -> None:
     [
         (
             "spec.frontend.port=high",
-            "--set spec.frontend.port=high: spec.frontend.port is 'high'\n  why: it must be a whole number",
+            "--set spec.frontend.port=high: spec.frontend.port is 'high'\n  why: it must be a whole number\n"
+            "  fix: leave it out for the default, 8000",
         ),
         (
-            "spec.frontend.prot=1",
-            '--set spec.frontend.prot=1: unknown key "prot" in spec.frontend\n'
-            '  why: the keys here are host, port, cluster\n  fix: did you mean "port"?',
+            "spec.slo.ttft=1s",
+            '--set spec.slo.ttft=1s: unknown key "ttft" in spec.slo\n'
+            '  why: the keys here are ttft_p90, tpot_p90\n  fix: did you mean "ttft_p90"?',
         ),
         (
             "spec.edges.5={}",
@@ -87,8 +88,10 @@ def test_the_last_of_two_overrides_counts(pdd: str) -> None:
         ),
         (
             "spec.pools.spare.role=main",
-            '--set spec.pools.spare.role=main: spec.pools.spare has no "cluster"\n  fix: add "cluster:" below it\n'
-            '--set spec.pools.spare.role=main: spec.pools.spare has no "engine"\n  fix: add "engine:" below it',
+            '--set spec.pools.spare.role=main: spec.pools.spare has no "cluster"\n'
+            '  why: it is required: where they stand\n  fix: add "cluster:" below it\n'
+            '--set spec.pools.spare.role=main: spec.pools.spare has no "engine"\n'
+            '  why: it is required: the engine plugin that computes\n  fix: add "engine:" below it',
         ),
     ],
 )

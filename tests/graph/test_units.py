@@ -44,9 +44,9 @@ def test_what_is_no_duration_is_refused(text: object) -> None:
         ("25MB/s", Bandwidth, 'did you mean "200Mbit/s"? Bandwidths are in bits'),
         ("50 msec", Duration, 'did you mean "50ms"?'),
         ("5m", Duration, 'did you mean "5min"?'),
-        ("50Mbps", Duration, ""),
-        ("200", Bandwidth, ""),
-        (50, Duration, ""),
+        ("50Mbps", Duration, 'write it like "50ms"'),
+        ("200", Bandwidth, 'write it like "200Mbit/s"'),
+        (50, Duration, 'write it like "50ms"'),
     ],
 )
 def test_another_units_name_is_told_in_ours(written: object, form: object, meant: str) -> None:

@@ -233,7 +233,8 @@ class _Ends(BaseModel):
         (
             {"threads": "many"},
             "g.yaml:9:1: setting \"threads\" of engine tiny is 'many'\n"
-            "  why: it should be a valid integer, unable to parse string as an integer",
+            "  why: it should be a valid integer, unable to parse string as an integer\n"
+            "  fix: leave it out for the default, 1",
         ),
     ],
 )
