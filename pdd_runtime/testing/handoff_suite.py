@@ -25,7 +25,7 @@ from pdd_runtime.testing.purity import watched
 RATES = st.floats(0.05, 20.0)
 MAX_TOKENS = 1000
 PROPERTY = settings(
-    max_examples=100,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,

@@ -46,7 +46,7 @@ FACTS = RequestFacts(prompt_tokens=1000, max_tokens=100)
 
 # The same examples each time: what passes once passes again. Inherited tests run under several classes.
 PROPERTY = settings(
-    max_examples=80,
+    max_examples=50,
     deadline=None,
     derandomize=True,
     database=None,

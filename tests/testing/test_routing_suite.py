@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from pdd_runtime.errors import NoRoute
 from pdd_runtime.pipeline.routing_policies import AlwaysRelay, HitThreshold, NeverRelay
-from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Route, RoutingPolicy
+from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Route
 from pdd_runtime.testing.routing_suite import RoutingConformance
 from tests.testing.outcomes import outcomes
 
@@ -19,22 +19,12 @@ class TestHitThreshold(RoutingConformance):
     plugin = HitThreshold
 
 
-class TestHitThresholdOfZero(RoutingConformance):
-    @pytest.fixture
-    def policy(self) -> RoutingPolicy:
-        return HitThreshold(HitThreshold.Config.model_validate({"threshold": 0.0}))
-
-
 class TestAlwaysRelay(RoutingConformance):
     plugin = AlwaysRelay
 
 
 class TestNeverRelay(RoutingConformance):
     plugin = NeverRelay
-
-
-class NoConfig(BaseModel):
-    pass
 
 
 class Dice(NeverRelay):
