@@ -524,3 +524,30 @@ async def test_a_real_model_is_heard_as_it_speaks(own_fleet: Callable[..., Fleet
             end = whole.choices[0].finish_reason == "stop"
             spelled = b"".join(bytes(entry.bytes or []) for entry in (entries[:-1] if end else entries))
             assert spelled.decode(errors="replace") == "".join(pieces)
+
+
+LACKING: list[tuple[str, dict[str, Any]]] = [
+    ("penalties", {"frequency_penalty": 0.5}),
+    ("logit_bias", {"logit_bias": {"65": 1}}),
+    ("min_tokens", {"min_tokens": 2}),
+    ("logprobs", {"logprobs": 1}),
+    ("guided", {"guided_regex": "a"}),
+]
+
+
+async def test_what_the_relay_cannot_do_goes_without_it_and_the_timeline_says_so(
+    own_fleet: Callable[..., Fleet],
+) -> None:
+    claims = [f"spec.pools.{pool}.engine.config={{claims: [guided]}}" for pool in ("prefill", "main")]
+    lacks = "spec.pools.relay.engine.config={lacks: [penalties, logit_bias, min_tokens, logprobs]}"
+    fleet = own_fleet(lacks, *claims)
+    await fleet.start("frontend", *WORKERS)
+    await fleet.until_ready()
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=30) as client:
+        for capability, change in [("", {}), *LACKING]:
+            body = {"prompt": "hello", "max_tokens": 4, "seed": 1} | change
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+            timeline = (await client.get(f"/pdd/requests/{response.headers['x-pdd-request-id']}")).json()
+            assert timeline["route"] == ("P-MD" if capability else "P-RLD-MD")
+            assert not capability or f"relay cannot: {capability}" in timeline["reason"]

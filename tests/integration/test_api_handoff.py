@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from pdd_runtime.frontend.app import create_app
+from pdd_runtime.frontend.requests import Body, ChatRequest, CompletionRequest
 from pdd_runtime.frontend.service import Service
 from tests.integration.stack import Stack
 
@@ -144,3 +145,140 @@ def _check_kinds(said: dict[str, list[Any]], text: str) -> None:
     assert first["penalties"]["message"]["content"] != text
     assert [len(choice["logprobs"]["content"]) for choice in said["logprobs"][:-1]] == [24, 24]
     assert all(len(entry["top_logprobs"]) == 3 for entry in first["logprobs"]["logprobs"]["content"])
+
+
+API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+BODIES: dict[str, type[Body]] = {"chat": ChatRequest, "completions": CompletionRequest}
+PLAIN: dict[str, dict[str, Any]] = {
+    "chat": {"messages": MESSAGES, "max_tokens": 6, "seed": 3},
+    "completions": {"prompt": "Hello there", "max_tokens": 6, "seed": 3},
+}
+TOOLS = {"tools": KINDS["tool call"]["tools"]}
+ASKED: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "developer", "content": "Be brief."}, *MESSAGES],
+    "prompt": ["Hello", "Hi"],
+    "max_tokens": 5,
+    "max_completion_tokens": 5,
+    "min_tokens": 5,
+    "n": 2,
+    "echo": True,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.05,
+    "frequency_penalty": 1,
+    "presence_penalty": 1,
+    "repetition_penalty": 1.2,
+    "logit_bias": {"101": 5},
+    "seed": 4,
+    "stop": ["e"],
+    "stop_token_ids": [101],
+    "ignore_eos": True,
+    "top_logprobs": {"logprobs": True, "top_logprobs": 2},
+    "tools": TOOLS,
+    "tool_choice": TOOLS | {"tool_choice": "required", "max_tokens": 30},
+    "parallel_tool_calls": TOOLS | {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 30},
+    "response_format": {"type": "json_object"},
+    "guided_json": SCHEMA,
+    "guided_regex": "[a-z]{6}",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'start: "a" | "bc"',
+    "structured_outputs": {"regex": "[0-9]+"},
+    "chat_template_kwargs": {"enable_thinking": False},
+    "stream": True,
+    "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
+    "return_token_ids": True,
+    "cache_salt": "mine",
+    "user": "me",
+    "strict": True,
+}
+"""A value of each field, or an object with the field and those that it needs beside it."""
+REFUSED: dict[str, Any] = {"suffix": "x", "functions": [{"name": "f"}], "function_call": {"name": "f"}}
+"""Of the others, true and 2 are refused."""
+
+
+def documented() -> dict[tuple[str, str], str]:
+    """The status of each field by endpoint, from the table."""
+    found: dict[tuple[str, str], str] = {}
+    for line in API.read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 5 and cells[1] in ("chat", "completions", "both"):
+            for endpoint in PATHS if cells[1] == "both" else (cells[1],):
+                found[cells[0].strip("`"), endpoint] = cells[3]
+    return found
+
+
+def asking(field: str, endpoint: str) -> dict[str, Any]:
+    value = ASKED.get(field, {"chat": True, "completions": 2}[endpoint])
+    return PLAIN[endpoint] | (value if isinstance(value, dict) and field in value else {field: value})
+
+
+def comparable(response: httpx.Response) -> list[Any]:
+    """What was answered, without what differs from answer to answer."""
+    if response.headers["content-type"].startswith("text/event-stream"):
+        *events, done = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+        assert done == "[DONE]"
+        choices = [choice for event in events for choice in json.loads(event)["choices"]]
+        text = "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+        return [text, choices[-1]["finish_reason"]]
+    choices = response.json()["choices"]
+    for choice in choices:
+        for call in choice.get("message", {}).get("tool_calls", []):
+            del call["id"]
+    return list(choices)
+
+
+def test_the_table_of_fields_has_them_all() -> None:
+    table = documented()
+    for endpoint, body in BODIES.items():
+        works = {field for (field, of), status in table.items() if of == endpoint and status.startswith("works")}
+        refused = {field for (field, of), status in table.items() if of == endpoint and status == "refused"}
+        assert works == set(body.model_fields)
+        assert refused == set(body.refused)
+
+
+@pytest.mark.slow
+async def test_every_field_of_the_table_works_on_both_routes_or_is_refused(stack: Stack) -> None:
+    table = documented()
+    works = [key for key, status in table.items() if status.startswith("works")]
+    said: dict[str, list[list[Any]]] = {}
+    for route, overrides in (
+        ("P-MD", ("spec.routing={plugin: never-relay}",)),
+        ("P-RLD-MD", handed_off_after(1)),
+    ):
+        async with api(stack, *overrides) as client:
+            limit = asyncio.Semaphore(8)
+
+            async def ask(field: str, endpoint: str, client: httpx.AsyncClient, limit: asyncio.Semaphore) -> Any:
+                async with limit:
+                    return await client.post(PATHS[endpoint], json=asking(field, endpoint))
+
+            responses = await asyncio.gather(*(ask(*key, client, limit) for key in works))
+            for key, response in zip(works, responses, strict=True):
+                assert response.status_code == 200, (key, response.text)
+                assert timeline(stack, response)["route"] == route, key
+            said[route] = [comparable(response) for response in responses]
+            for field, endpoint in table.keys() - set(works):
+                wrong = PLAIN[endpoint] | {field: REFUSED.get(field, True if field == "echo" else 2)}
+                response = await client.post(PATHS[endpoint], json=wrong)
+                assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+    for key, one, other in zip(works, said["P-MD"], said["P-RLD-MD"], strict=True):
+        assert one == other, key
+
+
+@pytest.mark.slow
+async def test_a_prompt_that_nobody_has_sent_has_nothing_cached_on_either_route(stack: Stack) -> None:
+    for route, overrides in (("P-MD", ("spec.routing={plugin: never-relay}",)), ("P-RLD-MD", handed_off_after(1))):
+        async with api(stack, *overrides) as client:
+            for n in (1, 3):
+                body = {"prompt": f"{route} {n} " + "word " * 20, "max_tokens": 6, "n": n, "ignore_eos": True}
+                cold, warm = [await client.post("/v1/completions", json=body) for _ in range(2)]
+                assert timeline(stack, cold)["route"] == timeline(stack, warm)["route"] == route
+                usages = [response.json()["usage"] for response in (cold, warm)]
+                assert usages[0]["prompt_tokens_details"]["cached_tokens"] == 0
+                # All but the last token, which must be computed again to go on from it.
+                tokens = usages[1]["prompt_tokens"]
+                assert tokens - 16 <= usages[1]["prompt_tokens_details"]["cached_tokens"] < tokens
+                assert usages[0]["completion_tokens"] == 6 * n
