@@ -45,8 +45,8 @@ def _processes(loaded: LoadedGraph) -> Iterator[dict[str, Any]]:
         for index in range(pool.replicas):
             runs = f"engine {pool.engine.plugin}, model {graph.model_of(name).source}"
             yield _process(name, index, pool.role, pool.cluster, runs, pool.engine.config)
-    for index in range(getattr(graph.spec.frontend, "replicas", 1)):
-        runs = f"OpenAI API on {wording.frontend_label(graph)}"
+    for index in range(graph.spec.frontend.replicas):
+        runs = f"OpenAI API on {wording.address(graph)}"
         yield _process("frontend", index, "frontend", graph.frontend_cluster, runs, {})
 
 

@@ -12,9 +12,16 @@ def pool_label(name: str, pool: Pool) -> str:
     return f"{pool.replicas} × {pool.engine.plugin}{role}"
 
 
-def frontend_label(graph: Graph) -> str:
+def address(graph: Graph) -> str:
+    """Where the frontend listens."""
     frontend = graph.spec.frontend
     return f"{frontend.host}:{frontend.port or 'any free port'}"
+
+
+def frontend_label(graph: Graph) -> str:
+    """`127.0.0.1:8000`, with the number of its processes where there are several."""
+    replicas = graph.spec.frontend.replicas
+    return f"{replicas} × {address(graph)}" if replicas > 1 else address(graph)
 
 
 def cargo(edge: Edge) -> str:

@@ -9,6 +9,8 @@ from pdd_runtime.graph.document import Document, Route
 from pdd_runtime.graph.faults import nearest
 from pdd_runtime.graph.links import link_between
 from pdd_runtime.graph.models import Edge, Graph
+from pdd_runtime.graph.routes import check_routes
+from pdd_runtime.graph.scene import Scene
 
 _MAY_FEED = {
     "kv": {("prefill", "relay"), ("prefill", "main"), ("relay", "main")},
@@ -18,39 +20,14 @@ _MAY_FEED = {
 
 def check(graph: Graph, document: Document) -> list[GraphError]:
     """All that is wrong. Checks that build on names run only when every name is right."""
-    scene = _Scene(graph, document)
+    scene = Scene(graph, document)
     names = [*_names(scene)]
     if names:
         return names
-    checks: tuple[Callable[[_Scene], Iterator[GraphError]], ...] = (
-        _links,
-        _edges,
-        _models,
-        _relays,
-        _routes,
-        _frontend,
-    )
-    return [error for check in checks for error in check(scene)]
+    return [error for look in _CHECKS for error in look(scene)]
 
 
-class _Scene:
-    def __init__(self, graph: Graph, document: Document) -> None:
-        self.graph, self.spec, self.document = graph, graph.spec, document
-
-    def cluster(self, pool: str) -> str:
-        return self.spec.pools[pool].cluster
-
-    def role(self, pool: str) -> str:
-        return self.spec.pools[pool].role
-
-    def fed(self, carries: str, source: str, target: str) -> bool:
-        return any((e.carries, e.source, e.target) == (carries, source, target) for e in self.spec.edges)
-
-    def error(self, route: Route, what: str, *, why: str = "", fix: str = "") -> GraphError:
-        return GraphError(what, where=self.document.locate(route), why=why, fix=fix)
-
-
-def _names(scene: _Scene) -> Iterator[GraphError]:
+def _names(scene: Scene) -> Iterator[GraphError]:
     """Clusters, pools and links are referred to by names that exist."""
     spec = scene.spec
 
@@ -81,7 +58,7 @@ def _names(scene: _Scene) -> Iterator[GraphError]:
         yield from unknown("cluster", spec.frontend.cluster, dict(spec.clusters), ("spec", "frontend", "cluster"))
 
 
-def _links(scene: _Scene) -> Iterator[GraphError]:
+def _links(scene: Scene) -> Iterator[GraphError]:
     """A link joins two clusters, and no other link joins the same two."""
     seen: dict[frozenset[str], str] = {}
     for name, link in scene.spec.links.items():
@@ -105,7 +82,7 @@ def _links(scene: _Scene) -> Iterator[GraphError]:
         seen.setdefault(pair, name)
 
 
-def _edges(scene: _Scene) -> Iterator[GraphError]:
+def _edges(scene: Scene) -> Iterator[GraphError]:
     """Each edge by itself: its ends, what it carries, its transport and its link."""
     seen: dict[tuple[str, str, str], int] = {}
     for index, edge in enumerate(scene.spec.edges):
@@ -157,7 +134,7 @@ def _redirected(ends: tuple[str, str], edge: Edge) -> str:
     return f"set carries: {other}" if ends in _MAY_FEED[other] else "remove the edge, or change a pool's role"
 
 
-def _transport(scene: _Scene, edge: Edge, route: Route, arrow: str) -> Iterator[GraphError]:
+def _transport(scene: Scene, edge: Edge, route: Route, arrow: str) -> Iterator[GraphError]:
     if edge.carries == "kv" and edge.transport is None:
         yield scene.error(
             route,
@@ -174,7 +151,7 @@ def _transport(scene: _Scene, edge: Edge, route: Route, arrow: str) -> Iterator[
         )
 
 
-def _crossing(scene: _Scene, edge: Edge, route: Route, arrow: str) -> Iterator[GraphError]:
+def _crossing(scene: Scene, edge: Edge, route: Route, arrow: str) -> Iterator[GraphError]:
     a, b = scene.cluster(edge.source), scene.cluster(edge.target)
     joining = link_between(scene.graph, a, b)
     if a == b and edge.link is not None:
@@ -202,7 +179,7 @@ def _crossing(scene: _Scene, edge: Edge, route: Route, arrow: str) -> Iterator[G
         )
 
 
-def _models(scene: _Scene) -> Iterator[GraphError]:
+def _models(scene: Scene) -> Iterator[GraphError]:
     """Who passes KV or tokens to another computes the same model: each pool with a model of its own is told once."""
     told: set[str] = set()
     for edge in scene.spec.edges:
@@ -224,7 +201,7 @@ def _models(scene: _Scene) -> Iterator[GraphError]:
             )
 
 
-def _relays(scene: _Scene) -> Iterator[GraphError]:
+def _relays(scene: Scene) -> Iterator[GraphError]:
     """A relay hides the WAN from the user, so its own KV must not cross it."""
     for index, edge in enumerate(scene.spec.edges):
         if (edge.carries, scene.role(edge.source), scene.role(edge.target)) != ("kv", "prefill", "relay"):
@@ -239,56 +216,7 @@ def _relays(scene: _Scene) -> Iterator[GraphError]:
             )
 
 
-def _routes(scene: _Scene) -> Iterator[GraphError]:
-    """Every pool is on a whole route: aggregated alone, P-MD, or P-RLD-MD. Both kinds end on main."""
-    pools = scene.spec.pools
-    mains = {e.target for e in scene.spec.edges if e.carries == "kv" and scene.role(e.source) == "prefill"}
-    mains = {name for name in mains if scene.role(name) == "main"}
-    if not mains and not any(pool.role == "aggregated" for pool in pools.values()):
-        yield scene.error(
-            ("spec", "edges") if scene.spec.edges else ("spec",),
-            "no request can be served: no whole route",
-            why="a route is an aggregated pool, or a prefill pool that feeds a main pool with kv",
-            fix="add an edge {from: PREFILL, to: MAIN, carries: kv, transport: …}",
-        )
-        return
-    for name, pool in pools.items():
-        route = ("spec", "pools", name)
-        if pool.role == "prefill" and not any(scene.fed("kv", name, main) for main in mains):
-            yield scene.error(
-                route,
-                f'prefill pool "{name}" is on no route',
-                why="it feeds no main pool with kv, and every route ends on main",
-                fix=f"add an edge {{from: {name}, to: MAIN, carries: kv, transport: …}}",
-            )
-        if pool.role == "main" and name not in mains:
-            yield scene.error(
-                route,
-                f'main pool "{name}" is on no route',
-                why="no prefill pool feeds it with kv",
-                fix=f"add an edge {{from: PREFILL, to: {name}, carries: kv, transport: …}}",
-            )
-        if pool.role == "relay":
-            yield from _relay_route(scene, name, mains)
-
-
-def _relay_route(scene: _Scene, name: str, mains: set[str]) -> Iterator[GraphError]:
-    prefills = [p for p in scene.spec.pools if scene.fed("kv", p, name)]
-    targets = [m for m in mains if scene.fed("tokens", name, m) or scene.fed("kv", name, m)]
-    if any(scene.fed("kv", prefill, main) for prefill in prefills for main in targets):
-        return
-    if not prefills:
-        why, fix = "no prefill pool feeds it with kv", f"{{from: PREFILL, to: {name}, carries: kv, transport: …}}"
-    elif not targets:
-        why = "it hands off to no main pool, and every route ends on main"
-        fix = f"{{from: {name}, to: MAIN, carries: tokens}}"
-    else:
-        why = "no prefill pool feeds both it and the main pool that it hands off to"
-        fix = f"{{from: {prefills[0]}, to: {targets[0]}, carries: kv, transport: …}}"
-    yield scene.error(("spec", "pools", name), f'relay pool "{name}" is on no route', why=why, fix=f"add an edge {fix}")
-
-
-def _frontend(scene: _Scene) -> Iterator[GraphError]:
+def _frontend(scene: Scene) -> Iterator[GraphError]:
     """The frontend talks to every pool, so a link must lead to each."""
     home = scene.graph.frontend_cluster
     for name, pool in scene.spec.pools.items():
@@ -301,4 +229,11 @@ def _frontend(scene: _Scene) -> Iterator[GraphError]:
             )
 
 
-_CHECKS: tuple[Callable[[_Scene], Iterator[GraphError]], ...] = (_links, _edges, _models, _relays, _routes, _frontend)
+_CHECKS: tuple[Callable[[Scene], Iterator[GraphError]], ...] = (
+    _links,
+    _edges,
+    _models,
+    _relays,
+    check_routes,
+    _frontend,
+)
