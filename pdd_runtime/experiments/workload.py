@@ -116,8 +116,9 @@ class Workload(BaseModel):
     """Requests before the measurement, one after the other; not counted. The shared prefixes go before them."""
     timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Seconds after which a request counts as an error."""
-    vocabulary: Annotated[str, AfterValidator(_vocabulary)] = "32-250"
-    """Prompts are random token ids of this range, the ends included. The default suits any model."""
+    vocabulary: Annotated[str, AfterValidator(_vocabulary)] = "35-93"
+    """Prompts are random token ids of this range, the ends included. The default are plain characters of about any
+    tokenizer."""
 
     @model_validator(mode="after")
     def _one_loop(self) -> Workload:
