@@ -10,6 +10,7 @@ from torch.nn.functional import rms_norm, silu
 
 from pdd_torch import attention
 from pdd_torch.architecture import Architecture
+from pdd_torch.exact_attention import KEYS, ExactAttention
 from pdd_torch.linear import Linears
 from pdd_torch.paged_kv import PagedKv
 from pdd_torch.step import Chunk
@@ -25,7 +26,8 @@ class Llama:
     def __init__(
         self, arch: Architecture, weights: Weights, kv: PagedKv, *, exact: bool, most_rows: int, batch_limit: int
     ) -> None:
-        self.arch, self.kv, self.exact = arch, kv, exact
+        self.arch, self.kv = arch, kv
+        self._exact = ExactAttention(arch.heads, arch.kv_heads, arch.head_dim) if exact else None
         self._embedding, self._norm = weights.embedding, weights.norm
         linears = Linears(exact=exact, most_rows=most_rows)
         self._layers = [_Layer(layer, linears) for layer in weights.layers]
@@ -75,22 +77,21 @@ class Llama:
     def _attend(self, chunk: Chunk) -> Attend:
         """All that the chunk's attention needs, worked out once for all layers."""
         end, kv = chunk.end, self.kv
-        if self.exact:
-            runs = kv.read_plan(chunk, attention.KEYS)
-            tiles = attention.exact_tiles(chunk.start, len(chunk.tokens), self.arch.heads // self.arch.kv_heads)
+        if exact := self._exact:
+            runs, tiles = kv.read_plan(chunk, KEYS), exact.tiles(chunk.start, len(chunk.tokens))
 
             def exactly(q: Tensor, layer: int) -> Tensor:
                 k, v = kv.read(runs[layer])
                 k[end:], v[end:] = 0, 0
-                return attention.exact(q.float(), k.float(), v.float(), tiles).to(q.dtype)
+                return exact.attend(q.float(), k.float(), v.float(), tiles).to(q.dtype)
 
             return exactly
         runs = kv.read_plan(chunk)
-        mask = attention.fast_mask(chunk.start, len(chunk.tokens), self.arch.heads // self.arch.kv_heads, kv.dtype)
+        mask = attention.causal_mask(chunk.start, len(chunk.tokens), self.arch.heads // self.arch.kv_heads, kv.dtype)
 
         def fast(q: Tensor, layer: int) -> Tensor:
             k, v = kv.read(runs[layer])
-            return attention.fast(q, k[:end], v[:end], mask)
+            return attention.attend(q, k[:end], v[:end], mask)
 
         return fast
 
