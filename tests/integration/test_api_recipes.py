@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,14 +33,18 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
+def run(language: str, code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code] if language == "python" else ["bash", "-c", code.removeprefix("$ ")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
 @pytest.mark.timeout(300)
 def test_every_recipe_works_as_printed(stack: Stack) -> None:
     assert len(RECIPES) == len(SAYS)
-    for (language, printed), says in zip(RECIPES, SAYS, strict=True):
+    with ThreadPoolExecutor(len(RECIPES)) as threads:
         # Only the port is another one: 8000 may be somebody else's here.
-        code = printed.replace(PRINTED, stack.url)
-        command = [sys.executable, "-c", code] if language == "python" else ["bash", "-c", code.removeprefix("$ ")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
+        runs = [threads.submit(run, language, code.replace(PRINTED, stack.url)) for language, code in RECIPES]
+    for done, says in zip((run.result() for run in runs), SAYS, strict=True):
         assert done.returncode == 0, done.stderr
         assert says in done.stdout, done.stdout
         assert '"error"' not in done.stdout
