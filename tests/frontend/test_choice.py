@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from pdd_runtime.frontend.calls import TaggedCalls
 from pdd_runtime.frontend.choice import Choice, Entry, Piece
 from pdd_runtime.frontend.language import Language
-from pdd_runtime.frontend.reading import joined
+from pdd_runtime.frontend.reading import Plain, joined
+from pdd_runtime.frontend.reasoning import Thinking
 from pdd_runtime.pipeline import Finish
-from pdd_runtime.plugins.engine import Token
+from pdd_runtime.plugins.engine import Token, TokenizerFiles
 
 STOPS = ["END", "结束", "🎉!"]
 
@@ -115,3 +118,44 @@ async def test_what_was_taken_does_not_change_when_more_comes(bytes_language: La
     assert "".join(piece.text for piece in pieces) == "Hm."
     assert sum(len(piece.entries) for piece in pieces) == len(text.encode())
     assert choice.finish_reason == "tool_calls"
+
+
+async def test_a_call_cut_at_any_token_is_the_same(bytes_language: Language, byte_level: Language) -> None:
+    text = 'So: <tool_call>\n{"name": "the relay", "arguments": {"世界": ["🎉", "main worker"]}}\n</tool_call> done'
+    for language in (bytes_language, byte_level):
+        ids = await language.encode(text, add_special_tokens=False)
+        for cut in range(len(ids) + 1):
+            choice = Choice(language, [], entries=False, reader=TaggedCalls())
+            pieces: list[Piece] = []
+            for i, id in enumerate(ids):
+                if i == cut:
+                    pieces.append(choice.take())
+                choice.push(Token(i, id))
+            choice.push(Finish("stop", 0))
+            pieces.append(choice.take())
+            assert joined(part for piece in pieces for part in piece.parts) == [
+                ("content", "So:"),
+                ("call", "the relay"),
+                ("arguments", '{"世界": ["🎉", "main worker"]}'),
+                ("content", " done"),
+            ]
+
+
+@pytest.mark.parametrize("byte_level_decoder", [True, False])
+def test_the_marks_of_calls_and_reasoning_are_read_even_where_they_are_special_tokens(byte_level_decoder: bool) -> None:
+    words = ["<unk>", "hm", "!", "</s>"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.decoder = decoders.ByteLevel() if byte_level_decoder else decoders.Fuse()
+    marks = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"]
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in ("</s>", *marks)])
+    language = Language(TokenizerFiles(tokenizer_json=tokenizer.to_str(), chat_template=None, eos_token_ids=(3,)))
+    assert language.thinks
+    ids = [tokenizer.token_to_id(token) for token in ("<think>", "hm", "</think>", "!", "</s>")]
+    for reader, wanted in ((Thinking(Plain(), inside=False), [("reasoning", "hm"), ("content", "!")]), (None, [])):
+        choice = Choice(language, [], entries=False, reader=reader)
+        for i, id in enumerate(ids):
+            choice.push(Token(i, id))
+        choice.push(Finish("stop", 0))
+        piece = choice.take()
+        assert joined(piece.parts) == wanted
+        assert piece.text == ("!" if wanted else "hm!")
