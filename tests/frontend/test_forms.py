@@ -102,10 +102,12 @@ async def test_the_openai_clients_own_parsing_of_tools_and_forms_works(given: St
 
     server = await given(b'<tool_call>{"name": "city", "arguments": {"name": "Rome", "people": 3}}', STOP, context=4096)
     tools = [pydantic_function_tool(City, name="city")]
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        async with client.chat.completions.stream(**CHAT, tools=tools) as stream:
-            kinds = [event.type async for event in stream]
-            final = await stream.get_final_completion()
+    async with (
+        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        client.chat.completions.stream(**CHAT, tools=tools) as stream,
+    ):
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_completion()
     assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= set(kinds)
     (call,) = final.choices[0].message.tool_calls or []
     assert call.function.parsed_arguments == City(name="Rome", people=3)
