@@ -13,36 +13,17 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from pdd_torch.conformance import TestExact, TestExactBfloat16, TestFast
 from pdd_torch.engine import TorchEngine
 from tokenizers import Tokenizer
 
 from pdd_runtime.errors import Cancelled, CapacityError, EngineError, RequestError
-from pdd_runtime.plugins.engine import Engine, Extended, Guide, ModelSpec, Sampling, Tokens
+from pdd_runtime.plugins.engine import Extended, Guide, ModelSpec, Sampling, Tokens
 from pdd_runtime.testing.byte_tokenizer import END
 from pdd_runtime.testing.engine_harness import GREEDY, EngineHarness
-from pdd_runtime.testing.engine_suite import EngineConformance
 
+__all__ = ["TestExact", "TestExactBfloat16", "TestFast"]
 SEEDED = Sampling(temperature=0.8, top_p=0.95, seed=42)
-
-
-class TestFast(EngineConformance):
-    @pytest.fixture
-    def engine(self, tiny: Path) -> Engine:
-        return TorchEngine(TorchEngine.Config(kv_blocks=64), ModelSpec(source=str(tiny), mode="fast"))
-
-
-class TestExact(EngineConformance):
-    @pytest.fixture
-    def engine(self, tiny: Path) -> Engine:
-        return TorchEngine(TorchEngine.Config(kv_blocks=64), ModelSpec(source=str(tiny), mode="exact"))
-
-
-class TestExactBfloat16(EngineConformance):
-    @pytest.fixture
-    def engine(self, tiny: Path) -> Engine:
-        spec = ModelSpec(source=str(tiny), mode="exact", dtype="bfloat16")
-        return TorchEngine(TorchEngine.Config(kv_blocks=64, block_size=8), spec)
-
 
 Started = Callable[..., Any]
 
