@@ -2,8 +2,9 @@
 
     python bench/torch_engine.py [--dtype float32|bfloat16] [--context 512 2048] [--repeats 5] [--format text|json]
 
-One process, one thread, the model without an engine around it. Each figure is the best of the repeats, which go round
-all measurements so that a busy machine spoils no single one. An extend is set against as many decode steps.
+One process, one thread, the model without an engine around it. Times are of that thread's CPU, and each is the best of
+the repeats, which go round all measurements: so a busy machine spoils little. An extend is set against as many decode
+steps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 from pdd_torch.config import TorchConfig
 from pdd_torch.runner import Runner
+from pdd_torch.sampler import Sampler
 from pdd_torch.step import Chunk
 
 from pdd_runtime.kv import BlockStore
@@ -23,7 +25,6 @@ from pdd_runtime.plugins.engine import ModelSpec, Sampling
 
 BATCH = 16
 EXTENDS = (8, 32, 64)
-GREEDY = Sampling(temperature=0)
 
 
 class Bench:
@@ -44,12 +45,15 @@ class Bench:
     def prefill(self, blocks: tuple[int, ...]) -> None:
         for start in range(0, self.context, self.budget):
             end = min(start + self.budget, self.context)
-            self.runner.step([Chunk(self.tokens[start:end], start, blocks, GREEDY)])
+            self.runner.step([self.chunk(start, end, blocks)])
 
     def behind(self, count: int, sequences: int = 1) -> None:
         """One pass that computes `count` tokens behind the context of so many sequences."""
-        tokens = self.tokens[self.context : self.context + count]
-        self.runner.step([Chunk(tokens, self.context, blocks, GREEDY) for blocks in self.sequences[:sequences]])
+        end = self.context + count
+        self.runner.step([self.chunk(self.context, end, blocks) for blocks in self.sequences[:sequences]])
+
+    def chunk(self, start: int, end: int, blocks: tuple[int, ...]) -> Chunk:
+        return Chunk(self.tokens[start:end], start, blocks, Sampler(Sampling(temperature=0), self.tokens[:end], end))
 
     def measurements(self) -> dict[str, Callable[[], None]]:
         extends = {f"extend {n}": lambda n=n: self.behind(n) for n in EXTENDS}
@@ -62,14 +66,14 @@ class Bench:
 
 
 def measure(benches: dict[str, Bench], repeats: int) -> dict[str, dict[str, float]]:
-    """Seconds of each measurement by mode."""
+    """CPU seconds of each measurement by mode."""
     best: dict[str, dict[str, float]] = {mode: {} for mode in benches}
     for _ in range(repeats):
         for mode, bench in benches.items():
             for name, run in bench.measurements().items():
-                begun = time.perf_counter()
+                begun = time.thread_time()
                 run()
-                best[mode][name] = min(time.perf_counter() - begun, best[mode].get(name, float("inf")))
+                best[mode][name] = min(time.thread_time() - begun, best[mode].get(name, float("inf")))
     return best
 
 
