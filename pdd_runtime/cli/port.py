@@ -13,6 +13,10 @@ def check_free(loaded: LoadedGraph) -> None:
     state = GraphState(loaded.graph.name)
     if state.running():
         raise state.runs_already()
+    dead = state.launcher()
+    if dead and dead.left:
+        # Its frontend may still have the port. The new launcher ends what is left before it starts anything.
+        return
     fault = port_fault(loaded)
     if fault:
         raise fault

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
 
@@ -161,6 +162,21 @@ def test_a_launcher_that_is_killed_leaves_no_process(cli: Cli) -> None:
     assert cli("down").code == 0
     assert gone(pids)
     assert cli("down").code == 3
+
+
+def test_what_a_killed_launcher_left_on_the_port_is_no_hindrance(cli: Cli) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = ["--set", f"spec.frontend.port={free.getsockname()[1]}"]
+    assert cli("up", cli.write(), "--wait", *port).code == 0
+    frontend = next(process["pid"] for process in cli.ps() if process["pool"] == "frontend")
+    # It cannot notice by itself that its launcher is gone.
+    os.kill(frontend, signal.SIGSTOP)
+    os.kill(cli.pids()[0], signal.SIGKILL)
+    done = cli("up", "demo.yaml", "--wait", *port)
+    assert (done.code, done.err) == (0, "")
+    assert not running(frontend)
+    assert cli("down").code == 0
 
 
 def test_a_launcher_that_hangs_is_no_match_for_down(cli: Cli) -> None:
