@@ -9,6 +9,9 @@ sockets, in a process of its own, keeps so many streams open at once. Then:
 - CPU microseconds per token, of the frontend (HTTP, driver, the message plane's client side) and of the worker. What
   the engine itself costs is measured by running it alone, without frontend or message plane, in this process; the
   worker's figure less that is the message plane's serving side.
+- The same for a bare forwarder: a process that reads as many small messages a second from one connection, and writes
+  each to the connection of its stream, with asyncio and nothing else. What it takes is the cost of waking up and of two
+  system calls on this machine at this moment; nothing that forwards token by token is cheaper.
 - Added time to the first token at one stream: through HTTP, less a direct call to the worker over the message plane,
   in turn.
 
@@ -42,6 +45,10 @@ from pdd_runtime.testing.scripted import ScriptedEngine
 CPU_TARGET, TTFT_TARGET = 60.0, 3.0
 """us of CPU per token for frontend, driver and both ends of the message plane; ms at one stream."""
 PROMPT = 64
+IDLE = 4.0
+"""Seconds to look at an idle frontend."""
+MESSAGE = 60
+"""Bytes of a token on the message plane, about."""
 NAME = "front-bench"
 GRAPH = """
 apiVersion: pdd/v1alpha1
@@ -241,6 +248,68 @@ async def alone(config: dict[str, object], streams: int, tokens: int) -> float:
     return used / (streams * tokens)
 
 
+# The bare forwarder
+
+
+class Sink(asyncio.Protocol):
+    """Reads and forgets."""
+
+
+class Forwarder(asyncio.Protocol):
+    """Writes what comes in turn to each of its outputs."""
+
+    def __init__(self, outputs: list[asyncio.WriteTransport]) -> None:
+        self._outputs, self._at = outputs, 0
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), MESSAGE):
+            self._outputs[self._at].write(data[start : start + MESSAGE])
+            self._at = (self._at + 1) % len(self._outputs)
+
+
+async def forward(source: int, sink: int, streams: int) -> None:
+    """In a process of its own, until its source closes."""
+    loop = asyncio.get_running_loop()
+    outputs = []
+    for _ in range(streams):
+        transport, _ = await loop.create_connection(Sink, "127.0.0.1", sink)
+        outputs.append(transport)
+    await loop.create_connection(lambda: Forwarder(outputs), "127.0.0.1", source)
+    await asyncio.Event().wait()
+
+
+async def bare(streams: int, messages: int, pause: float) -> float:
+    """CPU seconds per message of a bare forwarder: `messages` for each stream, one every `pause` seconds."""
+    loop = asyncio.get_running_loop()
+    begun: asyncio.Future[asyncio.WriteTransport] = loop.create_future()
+
+    class Source(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            begun.set_result(transport)
+
+    source, sink = await loop.create_server(Source, "127.0.0.1", 0), await loop.create_server(Sink, "127.0.0.1", 0)
+    ports = [server.sockets[0].getsockname()[1] for server in (source, sink)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, "--forward", f"{ports[0]},{ports[1]},{streams}"
+    )
+    try:
+        out = await begun
+        before, start, sent, total = cpu([process.pid]), loop.time(), 0, messages * streams
+        while sent < total:
+            due = min(total, int((loop.time() - start) / pause * streams) + 1)
+            out.write(bytes(MESSAGE) * (due - sent))
+            sent = due
+            await asyncio.sleep(max(0.0, start + sent * pause / streams - loop.time()))
+        await asyncio.sleep(0.1)
+        return (cpu([process.pid]) - before) / total
+    finally:
+        process.kill()
+        await process.wait()
+        source.close()
+        sink.close()
+
+
 # The measurement
 
 
@@ -252,6 +321,7 @@ class Level:
     frontend_us: list[float] = field(default_factory=list)
     worker_us: list[float] = field(default_factory=list)
     engine_us: list[float] = field(default_factory=list)
+    bare_us: list[float] = field(default_factory=list)
     tokens_per_s: list[float] = field(default_factory=list)
     tokens_per_chunk: list[float] = field(default_factory=list)
     ttft_ms: list[float] = field(default_factory=list)
@@ -263,7 +333,7 @@ class Level:
         return row
 
 
-def measure(graph: Graph, level: Level, config: dict[str, object], tokens: int, seed: int) -> None:
+def measure(graph: Graph, level: Level, config: dict[str, Any], tokens: int, seed: int) -> None:
     requests = max(1, 4 // level.streams)
     front, work = cpu(graph.frontends), cpu(graph.workers)
     seen = load(Order(graph.url, level.streams, requests, tokens, seed))
@@ -271,6 +341,7 @@ def measure(graph: Graph, level: Level, config: dict[str, object], tokens: int, 
     level.frontend_us.append((cpu(graph.frontends) - front) / made * 1e6)
     level.worker_us.append((cpu(graph.workers) - work) / made * 1e6)
     level.engine_us.append(asyncio.run(alone(config, level.streams, tokens)) * 1e6)
+    level.bare_us.append(asyncio.run(bare(level.streams, tokens // 2, config["token_time"])) * 1e6)
     level.tokens_per_s.append(made / seen.seconds)
     level.tokens_per_chunk.append(made / max(1, seen.events))
     level.ttft_ms.append(statistics.median(seen.ttft) * 1e3)
@@ -300,50 +371,62 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1, help="frontend processes")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--generate", help=argparse.SUPPRESS)
+    parser.add_argument("--forward", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.forward:
+        asyncio.run(forward(*(int(part) for part in args.forward.split(","))))
+        return
     if args.generate:
         seen = asyncio.run(generate(msgspec.json.decode(args.generate, type=Order)))
         sys.stdout.buffer.write(msgspec.json.encode(seen))
         return
     levels = [Level(int(streams)) for streams in args.streams.split(",")]
     most = max(level.streams for level in levels)
-    config: dict[str, object] = {"token_time": args.token_time, "batch_limit": most, "capacity_blocks": 64 * most}
+    config: dict[str, Any] = {"token_time": args.token_time, "batch_limit": most, "capacity_blocks": 64 * most}
     with tempfile.TemporaryDirectory(prefix="pdd-bench-") as scratch:
         graph = Graph(Path(scratch), config, args.replicas)
         try:
             load(Order(graph.url, 4, 1, 20, 0))
             through, direct = first_tokens(graph, 20 * args.repeats)
+            before = cpu(graph.frontends)
+            time.sleep(IDLE)
+            idle = (cpu(graph.frontends) - before) / IDLE * 1e3
             for repeat in range(args.repeats):
                 for level in levels:
                     measure(graph, level, config, args.tokens, 1000 + 10_000 * repeat)
                     print(f"{repeat}: {level.streams} streams, {level.frontend_us[-1]:.0f} us", file=sys.stderr)
         finally:
             graph.down()
-    report(levels, through, direct, args.format)
+    report(levels, through, direct, idle, args.format)
 
 
-def report(levels: list[Level], through: list[float], direct: list[float], form: str) -> None:
+def report(levels: list[Level], through: list[float], direct: list[float], idle: float, form: str) -> None:
     added = statistics.median(through) - statistics.median(direct)
     rows = {level.streams: level.medians() for level in levels}
     if form == "json":
         ttft = {"through_ms": statistics.median(through), "direct_ms": statistics.median(direct), "added_ms": added}
         targets = {"together_us": CPU_TARGET, "added_ttft_ms": TTFT_TARGET}
-        print(json.dumps({"streams": rows, "first_token": ttft, "targets": targets}, indent=2))
+        print(json.dumps({"streams": rows, "first_token": ttft, "idle_ms_per_s": idle, "targets": targets}, indent=2))
         return
     columns: dict[str, Callable[[dict[str, float]], str]] = {
         "frontend": lambda row: f"{row['frontend_us']:.0f}",
         "plane": lambda row: f"{row['plane_us']:.0f}",
         "together": lambda row: f"{row['together_us']:.0f}",
+        "(bare)": lambda row: f"{row['bare_us']:.0f}",
         "(engine)": lambda row: f"{row['engine_us']:.0f}",
         "tokens/s": lambda row: f"{row['tokens_per_s']:.0f}",
         "tokens/chunk": lambda row: f"{row['tokens_per_chunk']:.2f}",
         "TTFT ms": lambda row: f"{row['ttft_ms']:.1f}",
     }
-    print("CPU in us per streamed token; frontend: HTTP, driver and the plane's client side; plane: its serving side")
+    print("CPU in us per streamed token. frontend: HTTP, driver and the plane's client side; plane: its serving side")
+    print("(bare): a process that only forwards such messages; (engine): the scripted engine by itself")
     print(f"{'streams':>8}" + "".join(f"{name:>14}" for name in columns))
     for streams, row in rows.items():
         print(f"{streams:>8}" + "".join(f"{show(row):>14}" for show in columns.values()))
     print(f"to reach: together {CPU_TARGET:.0f} or less")
+    print(
+        f"an idle frontend takes {idle:.1f} ms of CPU a second (signs of life, readiness): part of what few streams pay"
+    )
     print(
         f"first token at one stream: {statistics.median(through):.2f} ms through the frontend, "
         f"{statistics.median(direct):.2f} ms by a direct call: {added:.2f} ms added (to reach: {TTFT_TARGET:.0f} or "
