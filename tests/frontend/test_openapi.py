@@ -52,6 +52,7 @@ def _send(cases: st.SearchStrategy[Any], url: str, examples: int) -> None:
         max_examples=examples,
         deadline=None,
         database=None,
+        derandomize=True,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

@@ -119,6 +119,7 @@ async def test_a_handoff_behind_any_token_changes_no_answer(stack: Stack) -> Non
     _check_kinds({kind: said for kind, (said, _) in expected.items()}, text)
     # Of one choice, and with the tokens of the stop text: so the seam comes to lie inside it, too.
     lengths = {kind: usage["completion_tokens"] // len(choices) for kind, ([*choices, usage], _) in expected.items()}
+    assert lengths["stop text"] >= len(expected["stop text"][0][0]["message"]["content"]) + 4
     for relay_tokens in range(1, max(lengths.values()) - 1):
         # Only those whose answer is not over by then: with two tokens behind the relay's, one is main's.
         asked = {kind: body for kind, body in kinds.items() if relay_tokens < lengths[kind] - 1}
