@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from pydantic import BaseModel
+
 from pdd_runtime.errors import GraphError, PddError, PluginError
 from pdd_runtime.graph import LoadedGraph, PluginRef
 from pdd_runtime.graph.document import Route
@@ -45,13 +47,16 @@ def _references(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddErro
             continue
         config = (*route, "config")
         try:
-            plugins.configure(cls, reference.config, partial(_locate, loaded, config))
+            plugins.configure(cls, reference.config, partial(_locate, loaded, config, cls.Config))
         except PluginError as error:
             yield error
 
 
-def _locate(loaded: LoadedGraph, config: Route, setting: Route) -> str:
-    return loaded.locate((*config, *setting))
+def _locate(loaded: LoadedGraph, config: Route, form: type[BaseModel], setting: Route) -> str:
+    """Where a setting's value stands; of one that the plugin does not know, the setting itself."""
+    known = {field.alias or name for name, field in form.model_fields.items()}
+    route = (*config, *setting)
+    return loaded.locate(route) if not setting or setting[0] in known else loaded.document.locate_key(route)
 
 
 def _handoff_edges(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
