@@ -216,6 +216,20 @@ def schema() -> None:
     run(Consoles())
 
 
+@app.command(
+    epilog=examples('pdd-runtime ask "Why is the sky blue?"', "pdd-runtime ask @graphs/quickstart-question.txt")
+)
+def ask(
+    text: Annotated[str, typer.Argument(metavar="TEXT|@FILE", help="What to ask, or the file that says it.")],
+    graph: Running = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer.")] = 128,
+) -> None:
+    """Ask a running graph something. The answer streams, then its timeline is drawn."""
+    from pdd_runtime.cli.ask import ask_running
+
+    ask_running(text, graph, max_tokens, Consoles())
+
+
 @app.command(epilog=examples("pdd-runtime timeline req-5f2b6c7d8e9f0a1b"))
 def timeline(
     request: Annotated[

@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.text import Text
 
 from pdd_runtime.cli import timeline
-from pdd_runtime.cli.console import plain
+from pdd_runtime.cli.console import Consoles, plain
+from pdd_runtime.cli.find import find
 from pdd_runtime.clock import now
-from pdd_runtime.errors import PddError, RemoteError, RequestError
+from pdd_runtime.errors import LaunchError, PddError, RemoteError, RequestError
+from pdd_runtime.launch import GraphState, ps
 
 _SHOWN = 300
 """Characters of a question that are printed."""
@@ -55,6 +57,23 @@ def question(text: str) -> str:
         raise RequestError(
             "the question cannot be read", where=str(path), why=str(error), fix="name a UTF-8 text file behind the @"
         ) from error
+
+
+def ask_running(text: str, graph: str | None, max_tokens: int, consoles: Consoles) -> None:
+    """`pdd-runtime ask`."""
+
+    async def run() -> None:
+        await ask(consoles.out, await url_of(find(graph)), question(text), max_tokens)
+
+    asyncio.run(run())
+
+
+async def url_of(state: GraphState) -> str:
+    """Where a running graph answers. Raises `LaunchError` where its frontend is not up."""
+    status = await ps(state)
+    if not status.url:
+        raise LaunchError(f"the frontend of {state.name} is not up", why=status.why_not_ready)
+    return status.url
 
 
 async def ask(console: Console, url: str, text: str, max_tokens: int) -> None:

@@ -6,12 +6,11 @@ import asyncio
 from typing import Any
 from urllib.parse import quote
 
-from pdd_runtime.cli.ask import client, fetch_timeline
+from pdd_runtime.cli.ask import client, fetch_timeline, url_of
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.find import find
 from pdd_runtime.cli.timeline import axis_width, draw
-from pdd_runtime.errors import LaunchError
-from pdd_runtime.launch import GraphState, ps
+from pdd_runtime.launch import GraphState
 
 
 def show_timeline(request: str, graph: str | None, as_json: bool, consoles: Consoles) -> None:
@@ -23,8 +22,5 @@ def show_timeline(request: str, graph: str | None, as_json: bool, consoles: Cons
 
 
 async def _fetch(state: GraphState, request: str) -> dict[str, Any]:
-    status = await ps(state)
-    if not status.url:
-        raise LaunchError(f"the frontend of {state.name} is not up", why=status.why_not_ready)
-    async with client(status.url) as http:
+    async with client(await url_of(state)) as http:
         return await fetch_timeline(http, quote(request, safe=""))

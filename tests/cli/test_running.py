@@ -51,6 +51,14 @@ def test_up_shows_the_graph_its_start_and_how_to_use_it(cli: Cli, up: str) -> No
     assert answer.stdout.rstrip().endswith("data: [DONE]")
 
 
+def test_a_running_graph_is_asked(cli: Cli) -> None:
+    done = cli("ask", "Why?", "--max-tokens", "5")
+    assert done.code == 0
+    assert done.out.startswith("you: Why?\n")
+    assert "timeline of req-" in done.out
+    assert cli("ask", "@nowhere.txt").code == 1
+
+
 def test_ps_lists_every_process_the_frontend_among_them(cli: Cli) -> None:
     listed = cli.ps("demo")
     assert [list(process) for process in listed] == [KEYS, KEYS]
