@@ -101,6 +101,20 @@ def _add_inspection(app: FastAPI, service: Service, siblings: Siblings) -> None:
             )
         return _json(body)
 
+    @app.get("/pdd/tokenizer/tokenizer.json")
+    async def tokenizer() -> Response:
+        """The model's, for tools that make prompts of so many tokens."""
+        await service.model()
+        files = await service.driver.tokenizer()
+        return Response(files.tokenizer_json, media_type="application/json")
+
+    @app.get("/pdd/tokenizer/tokenizer_config.json")
+    async def tokenizer_config() -> Response:
+        await service.model()
+        files = await service.driver.tokenizer()
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **files.special_tokens}
+        return _json(config | ({} if files.chat_template is None else {"chat_template": files.chat_template}))
+
     @app.get("/pdd/workers")
     async def workers() -> Response:
         """Those that take new sessions, and how busy they are, as they last said: a moment ago."""

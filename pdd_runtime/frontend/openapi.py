@@ -160,6 +160,11 @@ _RESPONSES: Schema = {
         requests=_list(_object("One.", id=_TEXT, status=_or_null({"type": "integer"}), seconds=_NUMBER, tokens=_COUNT)),
     ),
     "Timeline": {"type": "object", "description": "What happened to a request."},
+    "Tokenizer": {"type": "object", "description": "In the form of the `tokenizers` library."},
+    "TokenizerConfig": {
+        "type": "object",
+        "description": "Special tokens and chat template, as Hugging Face keeps them.",
+    },
     "Workers": _object("Those that take requests.", workers=_list({"type": "object"})),
 }
 _ANSWERS = {
@@ -171,5 +176,7 @@ _ANSWERS = {
     "/ready": "Status",
     "/pdd/requests": "Requests",
     "/pdd/requests/{request_id}": "Timeline",
+    "/pdd/tokenizer/tokenizer.json": "Tokenizer",
+    "/pdd/tokenizer/tokenizer_config.json": "TokenizerConfig",
     "/pdd/workers": "Workers",
 }

@@ -13,7 +13,7 @@ import pytest
 from pdd_runtime.errors import CapacityError, NoRoute, RequestError, WorkerLost
 from pdd_runtime.frontend.body import MAX_BODY
 from pdd_runtime.pipeline import Finish
-from pdd_runtime.testing.byte_tokenizer import END
+from pdd_runtime.testing.byte_tokenizer import END, byte_tokenizer
 
 Start = Callable[..., Awaitable[Any]]
 Until = Callable[..., Awaitable[float]]
@@ -383,3 +383,16 @@ async def test_a_stop_lets_answers_end_and_ends_those_that_do_not(given: Start, 
     await stopping
     assert (await hangs)[-1]["error"]["code"] == "cancelled"
     assert server.driver.sessions == 0
+
+
+async def test_the_tokenizer_is_given_to_who_makes_prompts(given: Start) -> None:
+    server = await given()
+    files = byte_tokenizer()
+    whole = await server.client.get("/pdd/tokenizer/tokenizer.json")
+    assert whole.headers["content-type"] == "application/json"
+    assert whole.text == files.tokenizer_json
+    config = (await server.client.get("/pdd/tokenizer/tokenizer_config.json")).json()
+    assert config["chat_template"] == files.chat_template
+    assert config["eos_token"] == files.special_tokens["eos_token"]
+    server.driver.why_not_ready, server.driver.ready = "no worker", False
+    assert (await server.client.get("/pdd/tokenizer/tokenizer.json")).status_code == 503
