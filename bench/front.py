@@ -88,15 +88,16 @@ class Stream(asyncio.Protocol):
         return self.first - begun
 
     def data_received(self, data: bytes) -> None:
+        if self._done is None or self._done.done():
+            return
         if (events := data.count(b"data: ")) and self.first is None:
             self.first = time.perf_counter()
         self.events += events
         self.writes += 1
-        if data.endswith(b"0\r\n\r\n") and self._done is not None and not self._done.done():
-            if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
-                self._done.set_exception(RuntimeError(data.decode()))
-            else:
-                self._done.set_result(None)
+        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
+            self._done.set_exception(RuntimeError(data.decode()))
+        elif data.endswith(b"0\r\n\r\n"):
+            self._done.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._done is not None and not self._done.done():
