@@ -131,7 +131,8 @@ async def test_two_hundred_mixed_requests_a_third_of_them_cancelled_leave_nothin
         ends = await asyncio.gather(*(one(client, i) for i in range(200)))
     assert ends.count("error") == 0
     assert ends.count("cancelled") >= 40
-    await at_rest(stack)
+    # Answers that were complete before their KV had crossed are settled one after another, at the line's speed.
+    await at_rest(stack, 60)
 
 
 def wait_for(condition: Any, within: float) -> float:
