@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from pdd_runtime.discovery import RegistryServer
-from pdd_runtime.errors import PddError
+from pdd_runtime.errors import PddError, leaves
 from pdd_runtime.graph import Graph
 from pdd_runtime.launch.child import Child, ChildSpec
 from pdd_runtime.launch.identity import birth
@@ -120,7 +120,7 @@ class Supervisor:
                 finally:
                     await discovery.close()
             except BaseExceptionGroup as group:
-                errors = _leaves(group)
+                errors = list(leaves(group))
                 raise next((error for error in errors if isinstance(error, PddError)), errors[0]) from None
             finally:
                 registry.close()
@@ -270,13 +270,6 @@ class Supervisor:
 
     async def _on_down(self, params: Down, context: RpcContext) -> None:
         self.stop(params.patience)
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
 
 
 def _reason(answer: httpx.Response) -> str:

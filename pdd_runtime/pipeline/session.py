@@ -8,7 +8,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from pdd_runtime.errors import CapacityError, DeadlineExceeded, EngineError, PddError, TransferError, WorkerLost
+from pdd_runtime.errors import (
+    CapacityError,
+    DeadlineExceeded,
+    EngineError,
+    PddError,
+    TransferError,
+    WorkerLost,
+    leaves,
+)
 from pdd_runtime.observe import Timeline
 from pdd_runtime.pipeline import deadlines
 from pdd_runtime.pipeline.edges import Edges
@@ -296,13 +304,5 @@ class Session:
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one error to tell: a lost worker explains the others; of errors that are ours, the first."""
-    errors = list(_leaves(group))
+    errors = list(leaves(group))
     return min(errors, key=lambda error: (not isinstance(error, WorkerLost), not isinstance(error, PddError)))
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
