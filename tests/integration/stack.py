@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from pdd_runtime.clock import now
 from pdd_runtime.discovery import LocalDiscovery
 from pdd_runtime.graph import load
 from pdd_runtime.ids import new_id
@@ -61,6 +62,13 @@ class Stack:
         """What each worker says of its load, by `pool/index`."""
         workers = httpx.get(f"{self.url}/pdd/workers").raise_for_status().json()["workers"]
         return {worker["worker"]: worker["load"] for worker in workers}
+
+    async def idle(self, within: float = 10.0) -> None:
+        """Return when no worker holds anything: every pool's accounting comes to zero, and no session is left."""
+        until = now() + within
+        while busy := {k: v for k, v in self.loads().items() if v["blocks_used"] or v["sessions"] or v["running"]}:
+            assert now() < until, busy
+            await asyncio.sleep(0.05)
 
     def timeline(self, response: httpx.Response | Any) -> dict[str, Any]:
         request_id = response.headers["x-pdd-request-id"]

@@ -37,11 +37,8 @@ async def client(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def at_rest(stack: Stack, within: float = 10.0) -> None:
-    """Every pool's accounting comes to zero, and no session is left."""
-    until = now() + within
-    while busy := {k: v for k, v in stack.loads().items() if v["blocks_used"] or v["sessions"] or v["running"]}:
-        assert now() < until, busy
-        await asyncio.sleep(0.05)
+    """No worker holds anything, and the frontend counts no session."""
+    await stack.idle(within)
     async with httpx.AsyncClient() as client:
         assert "pdd_sessions 0.0" in (await client.get(f"{stack.url}/metrics")).text
 

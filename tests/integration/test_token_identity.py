@@ -116,7 +116,7 @@ async def check(state: Path, source: str, keys: list[Key], plan: list[tuple[str,
         )
         same(expected, got, SHORT)
         assert not any(timeline["tokens"]["main"] for timeline in timelines.values())
-        assert not any(load["blocks_used"] or load["sessions"] for load in stack.loads().values())
+        await stack.idle()
     return handoffs
 
 

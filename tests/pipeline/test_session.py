@@ -131,7 +131,9 @@ async def test_main_gets_the_kv_of_what_was_finished_without_it(fleet: Any, prom
 
 
 async def test_the_relay_is_let_go_when_main_has_taken_over(fleet: Any, prompt: Prompt) -> None:
-    driver = await fleet.driver(RELAY, "spec.handoff={plugin: one-shot, config: {max_relay_tokens: 5}}")
+    driver = await fleet.driver(
+        RELAY, "spec.handoff={plugin: one-shot, config: {min_relay_tokens: 5, max_relay_tokens: 5}}"
+    )
     asking = asyncio.create_task(fleet.ask(driver, prompt(100), 1000, id="req-let-go"))
     timeline = None
     while timeline is None or not timeline["handoff"] or timeline["handoff"]["gap"] is None:
