@@ -29,6 +29,7 @@ from pdd_tcp.transport import TcpTransport
 
 from pdd_runtime.kv import BlockStore, KvLayout, chain, seed
 from pdd_runtime.plugins.transport import Gone, Ready, Subscription, Wanted
+from pdd_runtime.testing.kv_parties import Context
 
 ROOT = seed("bench", "bench")
 
@@ -37,13 +38,6 @@ class Run(NamedTuple):
     seconds: float
     cpu_send: float
     cpu_receive: float
-
-
-class Context:
-    cluster = "here"
-
-    def line_to(self, cluster: str) -> None:
-        return None
 
 
 class Source:
@@ -115,7 +109,7 @@ def sender(pipe: Connection, block_bytes: int, blocks: int) -> None:
     threading.Thread(target=plain, daemon=True).start()
 
     async def serve() -> None:
-        transport = TcpTransport(TcpConfig(), Context())
+        transport = TcpTransport(TcpConfig(), Context("here"))
         pipe.send((await transport.serve(Source(store), "127.0.0.1"), listener.getsockname()))
         while await asyncio.to_thread(pipe.recv) == "cpu":
             pipe.send(cpu())
@@ -144,7 +138,7 @@ def tcp_copy(endpoint: str, store: BlockStore, streams: int) -> None:
     )
 
     async def fetch() -> None:
-        transport = TcpTransport(TcpConfig(streams=streams), Context())
+        transport = TcpTransport(TcpConfig(streams=streams), Context("here"))
         await transport.fetch(endpoint, subscription, Sink(store))
         await transport.close()
 

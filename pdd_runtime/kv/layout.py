@@ -10,7 +10,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout of a block: `[layers, 2 (K then V), block_size tokens, kv_heads, head_dim]`, C order.
+    """The layout of a block: `[tp_size, layers, 2 (K then V), block_size tokens, kv_heads / tp_size, head_dim]`, C
+    order, or with `axes` in another order; `state_bytes` follow.
 
     A block is contiguous, all layers together, so one block is one run of `block_bytes` bytes.
     """
@@ -22,18 +23,28 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     rope: Literal["half", "interleaved", "none"] = "half"
     """Which K elements RoPE turns together: (i, i + head_dim/2) or (2i, 2i + 1)."""
-    tp_rank: int = 0
+    axes: str = "lkthd"
+    """The order of layers, K and V, tokens, heads and elements within a shard: a permutation of these letters."""
     tp_size: int = 1
+    """Tensor-parallel shards, one after another in the block, each with its part of the heads."""
+    state_bytes: int = 0
+    """State of constant size behind the block's tokens (sliding windows, recurrent layers), as it is after the last
+    of them. It travels whole."""
+
+    def __post_init__(self) -> None:
+        if sorted(self.axes) != sorted("lkthd"):
+            raise ValueError(f"axes must be a permutation of lkthd, not {self.axes!r}")
+        if self.kv_heads % self.tp_size:
+            raise ValueError(f"{self.kv_heads} heads cannot be split over {self.tp_size} shards")
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's K and V over all layers held here."""
-        heads = self.kv_heads // self.tp_size
-        return self.layers * 2 * heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        """Bytes of one token's K and V over all layers and shards."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
     def block_bytes(self) -> int:
-        return self.token_bytes * self.block_size
+        return self.token_bytes * self.block_size + self.state_bytes
 
     @property
     def spec(self) -> str:

@@ -1,10 +1,11 @@
-"""The emulated lines on which one process sends to other clusters."""
+"""The links on which one process sends to other clusters, and the lines that emulate them."""
 
 from __future__ import annotations
 
 import xxhash
 
 from pdd_runtime.graph.models import Graph
+from pdd_runtime.plugins.transport import LinkFacts
 from pdd_runtime.rpc import Line
 
 
@@ -15,10 +16,12 @@ class Lines:
     def __init__(self, graph: Graph, cluster: str) -> None:
         self.cluster = cluster
         self._lines: dict[str, Line | None] = {}
+        self._links: dict[str, LinkFacts] = {}
         for name, link in graph.spec.links.items():
             if cluster not in link.between:
                 continue
             far = link.between[1] if link.between[0] == cluster else link.between[0]
+            self._links.setdefault(far, LinkFacts(name, link.bandwidth, link.rtt, link.streams))
             # RTT and jitter are the graph's for a round trip: each direction has half of them.
             line = Line(
                 link.bandwidth,
@@ -31,3 +34,7 @@ class Lines:
     def to(self, cluster: str) -> Line | None:
         """The line to `cluster`; None: the network as it is."""
         return self._lines.get(cluster) if cluster != self.cluster else None
+
+    def link(self, cluster: str) -> LinkFacts | None:
+        """What the graph says of the link to `cluster`; None: there is none, as inside a cluster."""
+        return self._links.get(cluster)

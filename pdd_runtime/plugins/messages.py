@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import msgspec
 
+from pdd_runtime.kv import KvLayout
 from pdd_runtime.plugins.engine import Load
-from pdd_runtime.plugins.transport import TransferReport
+from pdd_runtime.plugins.transport import LinkTelemetry, TransferReport
 
 
 class Empty(msgspec.Struct, frozen=True):
@@ -61,6 +62,8 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """The source's pool: it tells edges apart that use one transport with different settings. Empty: the first
     edge into this pool that uses the transport."""
+    layout: KvLayout | None = None
+    """How KV lies at the source; None: as it does here."""
     salt: str = ""
     priority: int = 0
     timeout: float = 60.0
@@ -100,3 +103,5 @@ class WatchEvent(msgspec.Struct, frozen=True, kw_only=True):
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
     load: Load
+    links: tuple[LinkTelemetry, ...] = ()
+    """The way to every cluster that its transports have sent to."""

@@ -9,7 +9,7 @@ import msgspec
 from pydantic import BaseModel
 
 from pdd_runtime.kv import KvLayout
-from pdd_runtime.rpc import Line
+from pdd_runtime.rpc import Greeting, Line
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
@@ -25,7 +25,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     blocks: tuple[Wanted, ...]
     layout: KvLayout
-    """The receiver's."""
+    """The sender's, as the receiver knows it; one that serves another refuses."""
     fingerprint: str
     epoch: str
     """The sender's epoch the receiver believes in; another one is refused."""
@@ -34,6 +34,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     secret: str
     """The graph's: whoever asks must belong to it."""
     priority: int = 0
+    """Of two transfers that wait for one link, each step doubles the weight."""
     deadline: float = 60.0
     """Seconds from now."""
 
@@ -110,10 +111,52 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.bytes / self.seconds if self.seconds > 0 else 0.0
 
 
+class LinkFacts(msgspec.Struct, frozen=True):
+    """What the graph says of a link."""
+
+    name: str
+    bandwidth: float
+    """Bits/s in each direction."""
+    rtt: float
+    """Seconds, there and back."""
+    streams: int
+    """Connections that bulk KV is spread over."""
+
+
+class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sender knows of the way to one cluster, by its own traffic."""
+
+    cluster: str
+    """Where it leads."""
+    goodput: float | None = None
+    """Payload bytes/s while there was something to send, of late; None: nothing was sent yet."""
+    rtt: float | None = None
+    """Seconds, smoothed; None: not measured."""
+    queue: int = 0
+    """Bytes that are subscribed to, made, and not sent yet."""
+    sent: int = 0
+    """Payload bytes since the start."""
+    retransmits: int = 0
+    """Segments since the start."""
+
+
 class TransportContext(Protocol):
     """What the worker gives its transports."""
 
     cluster: str
+    greeting: Greeting
+    """Who this worker is, for a transport that speaks the message plane's protocol on a port of its own."""
+
+    @property
+    def memory(self) -> memoryview:
+        """All blocks of this worker, one after another, for a transport that must register memory. It is there when
+        `serve` or `fetch` is called, and stays where it is. A sink's memory may lie elsewhere: where the two sides
+        lay out KV differently, blocks land beside the store."""
+        ...
+
+    def link_to(self, cluster: str) -> LinkFacts | None:
+        """The graph's link to `cluster`; None: there is none, as inside a cluster."""
+        ...
 
     def line_to(self, cluster: str) -> Line | None:
         """The emulated line on which this process sends to `cluster`; None: the network as it is."""
@@ -135,6 +178,10 @@ class Transport(ABC):
     async def fetch(self, endpoint: str, subscription: Subscription, sink: BlockSink) -> TransferReport:
         """Bring the blocks here; a lost connection is resumed with what is missing until the deadline.
         Cancellation stops it on both sides. Raises `TransferError`; what arrived stays."""
+
+    def telemetry(self) -> tuple[LinkTelemetry, ...]:
+        """What is known of the way to each cluster that this side has sent to. Cheap; on the event loop."""
+        return ()
 
     @abstractmethod
     async def close(self) -> None: ...

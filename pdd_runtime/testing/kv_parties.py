@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pdd_runtime.clock import now
 from pdd_runtime.errors import DeadlineExceeded, LayoutError, TransferError
 from pdd_runtime.kv import Block, BlockStore, KvLayout, chain, seed
-from pdd_runtime.plugins.transport import Gone, Ready, Subscription, Wanted
-from pdd_runtime.rpc import Line
+from pdd_runtime.plugins.transport import Gone, LinkFacts, Ready, Subscription, Wanted
+from pdd_runtime.rpc import Greeting, Line
 
 LAYOUT = KvLayout(layers=2, kv_heads=2, head_dim=32, dtype="float32", block_size=16)
 """Blocks of 16 KiB."""
@@ -49,13 +49,29 @@ def subscription(
 
 
 class Context:
-    """A `TransportContext`: a worker of `cluster`, with emulated lines to others."""
+    """A `TransportContext`: a worker of `cluster`, with links and emulated lines to others."""
 
-    def __init__(self, cluster: str, lines: dict[str, Line] | None = None) -> None:
-        self.cluster, self._lines = cluster, lines or {}
+    def __init__(
+        self,
+        cluster: str,
+        lines: dict[str, Line] | None = None,
+        *,
+        links: dict[str, LinkFacts] | None = None,
+        memory: memoryview | None = None,
+    ) -> None:
+        self.cluster, self._lines, self._links, self._memory = cluster, lines or {}, links or {}, memory
+        self.greeting = Greeting(graph="test", secret=SECRET, cluster=cluster, name=f"{cluster}/0")
+
+    @property
+    def memory(self) -> memoryview:
+        assert self._memory is not None, "the test gave this worker no block memory"
+        return self._memory
 
     def line_to(self, cluster: str) -> Line | None:
         return self._lines.get(cluster)
+
+    def link_to(self, cluster: str) -> LinkFacts | None:
+        return self._links.get(cluster)
 
 
 class StoreSource:

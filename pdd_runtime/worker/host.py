@@ -18,6 +18,7 @@ from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.engine import Engine, EngineInfo, ModelSpec
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.routing import WorkerKey
+from pdd_runtime.plugins.transport import LinkFacts
 from pdd_runtime.rpc import Greeting, Line, RpcServer
 from pdd_runtime.worker.activity import Activity
 from pdd_runtime.worker.agent import Agent
@@ -44,8 +45,8 @@ class Worker:
         self.cluster = self._pool.cluster
         self._registry, self._secret, self._host = registry, secret, host
         self._lines = Lines(graph, self.cluster)
-        greeting = Greeting(graph=graph.name, secret=secret, cluster=self.cluster, name=str(key), epoch=key.epoch)
-        self._server = RpcServer(greeting, self._lines.to)
+        self.greeting = Greeting(graph=graph.name, secret=secret, cluster=self.cluster, name=str(key), epoch=key.epoch)
+        self._server = RpcServer(self.greeting, self._lines.to)
         self._activity = Activity()
         self._failure: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         self._member: Member | None = None
@@ -124,8 +125,15 @@ class Worker:
 
     # For the transports.
 
+    @property
+    def memory(self) -> memoryview:
+        return self._opened_store().buffer()
+
     def line_to(self, cluster: str) -> Line | None:
         return self._lines.to(cluster)
+
+    def link_to(self, cluster: str) -> LinkFacts | None:
+        return self._lines.link(cluster)
 
     def _make_engine(self, plugins: PluginManager) -> Engine:
         cls = plugins.engine(self._pool.engine.plugin)

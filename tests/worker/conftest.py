@@ -27,13 +27,13 @@ from pdd_runtime.plugins.transport import (
     BlockSource,
     Feed,
     Gone,
-    Line,
     Ready,
     Subscription,
     TransferReport,
     Transport,
 )
 from pdd_runtime.rpc import Greeting, RpcConnection, RpcServer, connect
+from pdd_runtime.testing.kv_parties import Context
 from pdd_runtime.worker.activity import Activity
 from pdd_runtime.worker.agent import Agent
 from pdd_runtime.worker.source import Source
@@ -41,13 +41,6 @@ from pdd_runtime.worker.store import WorkerStore
 
 SIZE = 4
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=4, dtype="float32", block_size=SIZE)
-
-
-class Context:
-    cluster = "here"
-
-    def line_to(self, cluster: str) -> Line | None:
-        return None
 
 
 class NoConfig(BaseModel):
@@ -61,7 +54,7 @@ class Loopback(Transport):
     Config = NoConfig
 
     def __init__(self) -> None:
-        super().__init__(NoConfig(), Context())
+        super().__init__(NoConfig(), Context("here"))
         self.source: BlockSource | None = None
         self.gate = threading.Semaphore(0)
         """One permit a block; opened wide unless `gated`."""

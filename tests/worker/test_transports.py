@@ -9,7 +9,8 @@ import pytest
 from pdd_runtime.errors import PluginError, TransferError
 from pdd_runtime.graph import Graph, loads
 from pdd_runtime.plugins import load_plugins
-from pdd_runtime.plugins.transport import Line, Transport
+from pdd_runtime.plugins.transport import Transport
+from pdd_runtime.testing.kv_parties import Context
 from pdd_runtime.worker.transports import Transports
 
 GRAPH = """
@@ -37,13 +38,6 @@ spec:
 """
 
 
-class Context:
-    cluster = "dc-b"
-
-    def line_to(self, cluster: str) -> Line | None:
-        return None
-
-
 class NoSource:
     def open(self, subscription: Any) -> Any:
         raise AssertionError("nobody subscribes")
@@ -57,7 +51,7 @@ def graph() -> Graph:
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> Any:
     monkeypatch.setenv("PDD_PLUGINS", "tcp")
-    return lambda pool: Transports(graph, pool, load_plugins(), Context())
+    return lambda pool: Transports(graph, pool, load_plugins(), Context("dc-b"))
 
 
 def streams(transport: Transport) -> int:
@@ -100,5 +94,5 @@ async def test_a_wrong_setting_names_its_edge(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PDD_PLUGINS", "tcp")
     graph = loads(GRAPH, ["spec.edges.1.transport.config.streams=0"]).graph
     with pytest.raises(PluginError) as failure:
-        Transports(graph, "main", load_plugins(), Context())
+        Transports(graph, "main", load_plugins(), Context("dc-b"))
     assert failure.value.where == "spec.edges.1.transport.config"

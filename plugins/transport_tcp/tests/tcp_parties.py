@@ -9,7 +9,7 @@ from pdd_runtime.clock import now
 from pdd_runtime.errors import DeadlineExceeded, LayoutError, TransferError
 from pdd_runtime.kv import Block, BlockStore, KvLayout, chain, seed
 from pdd_runtime.plugins.transport import Gone, Ready, Subscription, Wanted
-from pdd_runtime.rpc import Line
+from pdd_runtime.testing.kv_parties import Context as Context
 
 LAYOUT = KvLayout(layers=2, kv_heads=2, head_dim=32, dtype="float32", block_size=16)
 FINGERPRINT, EPOCH = "model", "epoch-1"
@@ -46,14 +46,6 @@ def subscription(
         secret="shared",
         deadline=deadline,
     )
-
-
-class Context:
-    def __init__(self, cluster: str, lines: dict[str, Line] | None = None) -> None:
-        self.cluster, self._lines = cluster, lines or {}
-
-    def line_to(self, cluster: str) -> Line | None:
-        return self._lines.get(cluster)
 
 
 class Source:
