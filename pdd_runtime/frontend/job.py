@@ -60,16 +60,18 @@ def sessions_of(
     their seeds. Raises `RequestError` where more tokens are demanded than there is room for."""
     if sampling.min_tokens > max_tokens:
         raise RequestError(f"{sampling.min_tokens} is more than the {max_tokens} that are allowed", where="min_tokens")
+    # The first of all keeps the request's id, so that the header leads to a timeline.
+    ids = [f"{request_id}-{i}" if i else request_id for i in range(first, first + asked.choices)]
     return [
         SessionRequest(
-            # The first keeps the request's id, so that the header leads to a timeline.
-            id=f"{request_id}-{first + i}" if first + i else request_id,
+            id=id,
             tokens=tokens,
             max_tokens=max_tokens,
             sampling=msgspec.structs.replace(sampling, seed=seed_of(sampling.seed, i)),
             salt=asked.cache_salt or "",
+            beside=ids[0] if i else "",
         )
-        for i in range(asked.choices)
+        for i, id in enumerate(ids)
     ]
 
 

@@ -7,6 +7,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
+
 from pdd_runtime.errors import Cancelled, NoRoute, RequestError
 from pdd_runtime.graph import Graph
 from pdd_runtime.observe import Timeline, Timelines
@@ -14,6 +16,7 @@ from pdd_runtime.pipeline import deadlines
 from pdd_runtime.pipeline.capable import plan_capable
 from pdd_runtime.pipeline.direct import aggregated, direct
 from pdd_runtime.pipeline.edges import Edges
+from pdd_runtime.pipeline.links import Links
 from pdd_runtime.pipeline.output import Output
 from pdd_runtime.pipeline.peers import Peer, Peers
 from pdd_runtime.pipeline.relayed import Relayed
@@ -26,7 +29,7 @@ from pdd_runtime.plugins.engine import EngineInfo, Load, Token, TokenizerFiles
 from pdd_runtime.plugins.handoff import HandoffStrategy
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty
-from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Route, RoutingPolicy, WorkerKey
+from pdd_runtime.plugins.routing import ClusterView, LinkView, RequestFacts, Route, RoutingPolicy, WorkerKey
 from pdd_runtime.rpc import Greeting
 
 log = logging.getLogger(__name__)
@@ -53,7 +56,7 @@ class Driver:
         self._strategy: HandoffStrategy = handoff(
             plugins.configure(handoff, spec.handoff.config, "spec.handoff.config")
         )
-        self._edges = Edges(graph)
+        self._edges, self._links = Edges(graph), Links(graph)
         if self._strategy.carries == "kv":
             self._edges.require_relay_kv(self._strategy.name)
         self._graph, self._timelines = graph, timelines
@@ -61,6 +64,8 @@ class Driver:
         self._missing = set(spec.pools)
         """Pools of which no worker has been there yet."""
         self._sessions: dict[Session, asyncio.Task[None]] = {}
+        self._routes: dict[str, Route] = {}
+        """Of the sessions in flight, by their requests' ids."""
 
     async def start(self) -> None:
         """Begin to look for workers; returns at once."""
@@ -106,6 +111,10 @@ class Driver:
     def workers(self) -> list[tuple[Member, Load]]:
         """Those that take new sessions, each with what it last said of its load."""
         return [(peer.member, peer.load) for peer in self._peers.ready]
+
+    def links(self) -> tuple[LinkView, ...]:
+        """The graph's links in both directions, as those who send over them have found them."""
+        return self._links.views(self._peers.telemetry())
 
     async def info(self) -> EngineInfo:
         """What the workers serve; waits for one. Raises `DeadlineExceeded`."""
@@ -158,10 +167,13 @@ class Driver:
 
     def _begin(self, request: SessionRequest, timeline: Timeline) -> tuple[Session, asyncio.Task[None]]:
         try:
-            facts = RequestFacts(
-                prompt_tokens=len(request.tokens), max_tokens=request.max_tokens, needs=request.sampling.needs
+            route = self._route_beside(request.beside) or self._plan(
+                RequestFacts(
+                    prompt_tokens=len(request.tokens), max_tokens=request.max_tokens, needs=request.sampling.needs
+                ),
+                request.tokens,
+                request.salt,
             )
-            route = self._plan(facts, request.tokens, request.salt)
             keys: dict[Source, WorkerKey | None] = {
                 "prefill": route.prefill,
                 "relay": route.relay,
@@ -177,17 +189,29 @@ class Driver:
         session = Session(request, workers, self._edges, timeline)
         task = asyncio.create_task(session.run(self._flow(route)), name=request.id)
         self._sessions[session] = task
+        self._routes[request.id] = route
 
         def ended(_: asyncio.Task[None]) -> None:
             # Here and not in the task: one that is cancelled before its first step runs no code of its own.
             session.release(*workers)
             del self._sessions[session]
+            self._routes.pop(request.id, None)
 
         task.add_done_callback(ended)
         return session, task
 
+    def _route_beside(self, id: str) -> Route | None:
+        """The route of request `id`, where it is in flight and could be taken now."""
+        route = self._routes.get(id)
+        if route is None or {route.prefill, route.relay, route.main} - {
+            None,
+            *(peer.key for peer in self._peers.ready),
+        }:
+            return None
+        return msgspec.structs.replace(route, reason=f"beside {id}, which has the same prompt: {route.reason}")
+
     def _plan(self, facts: RequestFacts, tokens: Sequence[int], salt: str) -> Route:
-        view = ClusterView(workers=self._peers.views(tokens, salt), edges=self._edges.views)
+        view = ClusterView(workers=self._peers.views(tokens, salt), edges=self._edges.views, links=self.links())
         return plan_capable(self._policy, facts, view)
 
     def _flow(self, route: Route) -> Flow:

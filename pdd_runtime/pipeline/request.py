@@ -20,6 +20,9 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     salt: str = ""
     """The tenant's: requests of different salts share no KV."""
+    beside: str = ""
+    """The id of a request in flight with the same prompt. As long as that one runs and its workers are there, this one
+    takes the same: what they have of the prompt, and what is on its way to them, is then there for both."""
 
 
 class Finish(msgspec.Struct, frozen=True):

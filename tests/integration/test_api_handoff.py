@@ -283,3 +283,30 @@ async def test_a_prompt_that_nobody_has_sent_has_nothing_cached_on_either_route(
                 tokens = usages[1]["prompt_tokens"]
                 assert tokens - 16 <= usages[1]["prompt_tokens_details"]["cached_tokens"] < tokens
                 assert usages[0]["completion_tokens"] == 6 * n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_choices_of_a_cold_prompt_move_its_kv_once(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory, replicas: int
+) -> None:
+    many = [f"spec.pools.{pool}.replicas={replicas}" for pool in ("prefill", "relay", "main")]
+    model = (f"spec.model.source={tiny}", "spec.links.wan.rtt=4ms")
+    with Stack("quickstart", tmp_path_factory.mktemp("choices"), *model, *many) as stack:
+        for route, overrides in (("P-MD", ("spec.routing={plugin: never-relay}",)), ("P-RLD-MD", handed_off_after(3))):
+            async with api(stack, *overrides) as client:
+                moved: list[int] = []
+                for n in (1, 3):
+                    prompt = [32 + (5 * i + 7 * n + len(route)) % 90 for i in range(200)]
+                    body = {"prompt": prompt, "max_tokens": 12, "n": n, "ignore_eos": True}
+                    response = await client.post("/v1/completions", json=body)
+                    assert response.status_code == 200, response.text
+                    request_id = response.headers["x-pdd-request-id"]
+                    found = [stack.timelines.get(f"{request_id}-{i}" if i else request_id) for i in range(n)]
+                    bodies = [one.body() for one in found if one is not None]
+                    assert [body["route"] for body in bodies] == [route] * n
+                    assert [body["cached"]["prefill"] for body in bodies] == [0] + [199] * (n - 1)
+                    moved.append(
+                        sum(kv["bytes"] for body in bodies for kv in body["kv"] if kv["edge"] == "prefill->main")
+                    )
+                assert moved[0] == moved[1] > 0
