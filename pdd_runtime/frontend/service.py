@@ -60,7 +60,7 @@ class Service:
 
     def __init__(self, driver: Driver, timelines: Timelines) -> None:
         self.driver, self.timelines = driver, timelines
-        self.metrics = Metrics(lambda: driver.sessions)
+        self.metrics = Metrics(lambda: driver.sessions, driver.links)
         self._ended: deque[Ended] = deque(maxlen=timelines.limit)
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()

@@ -8,12 +8,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from pdd_runtime.observe.pace import Pace
 from pdd_runtime.observe.timeline import Timeline
+from pdd_runtime.plugins.routing import LinkView
 
 # From a cached prompt inside one datacenter to a cold long one across a slow line; seconds.
 _WAITS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
@@ -26,9 +27,10 @@ class Metrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, sessions: Callable[[], float]) -> None:
-        """`sessions`: asked at each scrape, how many are in flight."""
+    def __init__(self, sessions: Callable[[], float], links: Callable[[], Iterable[LinkView]] = tuple) -> None:
+        """Asked at each scrape: `sessions`, how many are in flight, and `links`, what is known of the links."""
         self.registry = registry = CollectorRegistry()
+        registry.register(_Links(links))
         self._requests = Counter(
             "pdd_requests", "Requests that ended, by HTTP status (499: the client left) and route", ("status", "route"),
             registry=registry,
@@ -123,6 +125,31 @@ class _Labelled(Collector):
                 for sample in family.samples:
                     whole.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
         return families.values()
+
+
+class _Links(Collector):
+    """What those who send over the graph's links have seen."""
+
+    def __init__(self, links: Callable[[], Iterable[LinkView]]) -> None:
+        self._links = links
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ("link", "source", "target")
+        goodput = GaugeMetricFamily("pdd_link_goodput_bytes", "KV payload a second, while busy, of late", labels=labels)
+        rtt = GaugeMetricFamily("pdd_link_rtt_seconds", "Round trip", labels=labels)
+        queue = GaugeMetricFamily("pdd_link_queue_bytes", "KV that waits to be sent", labels=labels)
+        # A sender that starts again begins at zero: sums over senders may fall, so they are gauges.
+        sent = GaugeMetricFamily("pdd_link_sent_bytes", "KV sent by the senders that are there", labels=labels)
+        retransmits = GaugeMetricFamily("pdd_link_retransmits", "TCP segments they sent again", labels=labels)
+        for link in self._links():
+            way = (link.name, link.source, link.target)
+            if link.goodput is not None:
+                goodput.add_metric(way, link.goodput)
+            rtt.add_metric(way, link.rtt)
+            queue.add_metric(way, link.queue)
+            sent.add_metric(way, link.sent)
+            retransmits.add_metric(way, link.retransmits)
+        return (goodput, rtt, queue, sent, retransmits)
 
 
 class _Moving:

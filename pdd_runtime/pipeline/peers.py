@@ -17,6 +17,7 @@ from pdd_runtime.plugins.engine import Load
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty, WatchEvent
 from pdd_runtime.plugins.routing import WorkerKey, WorkerView
+from pdd_runtime.plugins.transport import LinkTelemetry
 from pdd_runtime.rpc import Greeting, RpcConnection, connect
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Peer:
         self.names: set[bytes] = set()
         """Of the blocks that are cached there."""
         self.load = Load()
+        self.links: tuple[LinkTelemetry, ...] = ()
+        """What it has seen of the ways to other clusters."""
         self.sessions = 0
         """Sessions of this driver that need it. They count at once; the worker's own load comes a moment later."""
 
@@ -44,7 +47,7 @@ class Peer:
     def update(self, event: WatchEvent) -> None:
         self.names.difference_update(event.removed)
         self.names.update(event.added)
-        self.load = event.load
+        self.load, self.links = event.load, event.links
 
     @property
     def busy(self) -> float:
@@ -66,6 +69,7 @@ class Peer:
             waiting=max(self.load.waiting, self.sessions - self.load.running),
             batch_limit=max(1, self.load.batch_limit),
             capabilities=self._capabilities,
+            token_bytes=self.member.info.layout.token_bytes if self.member.info else 0,
         )
 
 
@@ -116,6 +120,10 @@ class Peers:
         ready = self.ready
         cached = cached_tokens(ready, tokens, salt)
         return tuple(peer.view(cached.get(peer.key, 0)) for peer in ready)
+
+    def telemetry(self) -> list[tuple[str, LinkTelemetry]]:
+        """What every worker has seen of the ways from its cluster to others."""
+        return [(peer.member.cluster, link) for peer in self.ready for link in peer.links]
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as keepers:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pdd_runtime.errors import NoRoute
-from pdd_runtime.plugins.routing import ClusterView, EdgeView, RequestFacts, Role, WorkerView
+from pdd_runtime.plugins.routing import ClusterView, EdgeView, LinkView, RequestFacts, Role, WorkerView
 
 
 class Placement(NamedTuple):
@@ -19,6 +19,8 @@ class Placement(NamedTuple):
     """The best relay between the two; None: no relay that is ready joins them."""
     link: str | None
     """The link that KV crosses from prefill to main; None: it stays inside one cluster."""
+    way: LinkView | None = None
+    """The direction of it that KV takes, where the view knows it."""
 
 
 def place(facts: RequestFacts, view: ClusterView) -> Placement:
@@ -35,7 +37,8 @@ def place(facts: RequestFacts, view: ClusterView) -> Placement:
             pairs, key=lambda pair: (cost(facts, pair[0]) + cost(facts, pair[1]), pair[1].key, pair[0].key)
         )
         relays = [best[pool] for pool in _between(view, prefill.key.pool, main.key.pool) if pool in best]
-        return Placement(main, prefill, _cheapest(facts, relays), link)
+        way = view.link(link, prefill.cluster) if link is not None else None
+        return Placement(main, prefill, _cheapest(facts, relays), link, way)
     aggregated = _cheapest(facts, (worker for worker in best.values() if worker.role == "aggregated"))
     if aggregated is None:
         raise _no_route(view)

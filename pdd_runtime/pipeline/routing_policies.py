@@ -6,6 +6,7 @@ from abc import abstractmethod
 
 from pydantic import BaseModel, Field
 
+from pdd_runtime.graph.units import Duration
 from pdd_runtime.pipeline.placement import Placement, place
 from pdd_runtime.plugins import hookimpl
 from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Route, RoutingPolicy
@@ -18,6 +19,11 @@ class NoConfig(BaseModel, extra="forbid"):
 class HitThresholdConfig(BaseModel, extra="forbid"):
     threshold: float = Field(default=0.9, ge=0.0, le=1.0)
     """A prompt with at least this share of its tokens cached on main needs no relay: little crosses the link."""
+
+
+class PredictiveConfig(BaseModel, extra="forbid"):
+    budget: Duration = 0.3
+    """How long a user may wait for the KV's way to main before a relay is worth it, e.g. `300ms`."""
 
 
 class PlacingPolicy(RoutingPolicy):
@@ -59,6 +65,44 @@ class HitThreshold(PlacingPolicy):
         return True, f"{share}, below the threshold of {self.config.threshold:.0%}"
 
 
+class Predictive(PlacingPolicy):
+    """P-RLD-MD where a relay would hide more than `budget` of the KV's way to main.
+
+    The way takes `rtt + (queue + bytes) / goodput`: what waits on the link already, and what main lacks of this
+    prompt. It is reckoned from prefill's end, though part of it passes during prefill, so the relay's share errs
+    on the side of a steady stream. A relay that is full makes the request wait as well: for `ahead / batch_limit` of a
+    sojourn there, which is as long as the way, since a session leaves the relay when its KV has arrived at main."""
+
+    name = "predictive"
+    Config = PredictiveConfig
+
+    def relays(self, facts: RequestFacts, placement: Placement) -> tuple[bool, str]:
+        assert isinstance(self.config, PredictiveConfig)
+        assert placement.prefill is not None
+        if placement.link is None:
+            return False, "prefill and main are in one cluster: no wait for a relay to hide"
+        way, token_bytes = placement.way, placement.prefill.token_bytes
+        if way is None or not token_bytes:
+            return True, f"nothing is known of the KV's way over {placement.link}"
+        size = token_bytes * max(0, facts.prompt_tokens - placement.main.cached_tokens)
+        wait = way.rtt + (way.queue + size) / way.rate if size else 0.0
+        seen = "measured" if way.goodput else "declared"
+        reason = (
+            f"{size / 1e6:.3g} MB behind {way.queue / 1e6:.3g} MB over {way.name} at {way.rate * 8e-6:.3g} Mbit/s "
+            f"({seen}) take {wait:.3g} s"
+        )
+        hidden = wait
+        if placement.relay is not None:
+            relay = placement.relay
+            ahead = max(0, relay.running + relay.waiting + 1 - relay.batch_limit)
+            if ahead:
+                hidden = wait * max(0.0, 1.0 - ahead / relay.batch_limit)
+                reason += f", of which a relay with {ahead} in its queue hides {hidden:.3g} s"
+        if hidden <= self.config.budget:
+            return False, f"{reason}, within the budget of {self.config.budget:.3g} s"
+        return True, f"{reason}, more than the budget of {self.config.budget:.3g} s"
+
+
 class AlwaysRelay(PlacingPolicy):
     """P-RLD-MD wherever a relay joins prefill and main."""
 
@@ -81,4 +125,4 @@ class NeverRelay(PlacingPolicy):
 
 @hookimpl
 def pdd_register_routing_policies() -> list[type[RoutingPolicy]]:
-    return [HitThreshold, AlwaysRelay, NeverRelay]
+    return [HitThreshold, Predictive, AlwaysRelay, NeverRelay]

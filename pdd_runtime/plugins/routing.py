@@ -35,6 +35,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     batch_limit: int
     capabilities: frozenset[str] = frozenset()
     """What its engine can do, by name: `Capabilities.names`."""
+    token_bytes: int = 0
+    """Bytes of one token's KV, as it lies there; 0: not known."""
 
 
 class EdgeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,32 @@ class EdgeView(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     carries: Literal["kv", "tokens"]
     link: str | None
+
+
+class LinkView(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction of a link: what the graph says of it, and what those who send over it have seen of late."""
+
+    name: str
+    source: str
+    """The cluster it leads from."""
+    target: str
+    bandwidth: float
+    """Bytes/s, as the graph says."""
+    rtt: float
+    """Seconds there and back: as measured, else as the graph says."""
+    goodput: float | None = None
+    """Payload bytes/s of all senders together while they had something to send; None: nobody has sent yet."""
+    queue: int = 0
+    """Bytes that wait to be sent."""
+    sent: int = 0
+    """Payload bytes sent since those senders started."""
+    retransmits: int = 0
+    """Segments sent again since then."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes/s to reckon with."""
+        return self.goodput or self.bandwidth
 
 
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +85,11 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerView, ...]
     edges: tuple[EdgeView, ...]
+    links: tuple[LinkView, ...] = ()
+
+    def link(self, name: str, source: str) -> LinkView | None:
+        """The direction of link `name` that leads away from cluster `source`."""
+        return next((link for link in self.links if (link.name, link.source) == (name, source)), None)
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

@@ -126,6 +126,7 @@ class Service:
                 yield event
 
     async def watch(self, request: Empty, context: RpcContext) -> AsyncGenerator[WatchEvent, None]:
-        async with aclosing(StoreWatch(self._store, self._activity, self.load).events()) as events:
+        watch = StoreWatch(self._store, self._activity, self.load, self._transports.telemetry)
+        async with aclosing(watch.events()) as events:
             async for event in events:
                 yield event

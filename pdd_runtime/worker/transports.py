@@ -7,7 +7,7 @@ from typing import Any
 from pdd_runtime.errors import GraphError, TransferError
 from pdd_runtime.graph import Edge, Graph
 from pdd_runtime.plugins import PluginManager
-from pdd_runtime.plugins.transport import BlockSource, Transport, TransportContext
+from pdd_runtime.plugins.transport import BlockSource, LinkTelemetry, Transport, TransportContext
 
 
 class Transports:
@@ -48,6 +48,10 @@ class Transports:
             why=f"the edges into it are: {edges}",
             fix="add that edge to the graph",
         )
+
+    def telemetry(self) -> tuple[LinkTelemetry, ...]:
+        """What they have seen of the ways to other clusters."""
+        return tuple(link for transport in self._instances.values() for link in transport.telemetry())
 
     async def close(self) -> None:
         for transport in self._instances.values():

@@ -1,4 +1,4 @@
-"""What a watcher of a worker is told: names of blocks and load, coalesced."""
+"""What a watcher of a worker is told: names of blocks, load and links, coalesced."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from pdd_runtime.kv import BlockStore
 from pdd_runtime.plugins.engine import Load
 from pdd_runtime.plugins.messages import WatchEvent
+from pdd_runtime.plugins.transport import LinkTelemetry
 from pdd_runtime.worker.activity import Activity
 
 PERIOD = 0.02
@@ -22,8 +23,14 @@ NAMES = 65536
 class StoreWatch:
     """Collects the changes of one watcher. Not more than one per block, however slowly it reads."""
 
-    def __init__(self, store: BlockStore, activity: Activity, load: Callable[[], Awaitable[Load]]) -> None:
-        self._store, self._activity, self._load = store, activity, load
+    def __init__(
+        self,
+        store: BlockStore,
+        activity: Activity,
+        load: Callable[[], Awaitable[Load]],
+        links: Callable[[], tuple[LinkTelemetry, ...]],
+    ) -> None:
+        self._store, self._activity, self._load, self._links = store, activity, load, links
         self._changes: dict[bytes, bool] = {}
         self._changed = asyncio.Event()
 
@@ -32,13 +39,13 @@ class StoreWatch:
         stops = (self._store.watch(self._on_block), self._activity.watch(lambda _: self._changed.set()))
         try:
             self._changes = dict.fromkeys(self._store.names(), True)
-            last: Load | None = None
+            last: tuple[Load, tuple[LinkTelemetry, ...]] | None = None
             while True:
-                load = await self._load()
+                state = await self._load(), self._links()
                 added, removed = self._take()
-                if added or removed or load != last:
-                    last = load
-                    yield WatchEvent(added=added, removed=removed, load=load)
+                if added or removed or state != last:
+                    last = state
+                    yield WatchEvent(added=added, removed=removed, load=state[0], links=state[1])
                 if not self._changes:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(LOAD_PERIOD):

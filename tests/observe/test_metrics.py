@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdd_runtime.observe import Timeline
 from pdd_runtime.observe.metrics import Metrics, labelled
 from pdd_runtime.observe.pace import Pace
+from pdd_runtime.plugins.routing import LinkView
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -105,3 +107,19 @@ def test_several_processes_keep_their_series_apart() -> None:
     assert 'pdd_requests_total{replica="0",route="none",status="200"} 1.0' in text
     assert text.count("# TYPE pdd_sessions gauge") == 1
     assert text.count("# TYPE pdd_ttft_seconds histogram") == 1
+
+
+def test_links_are_told_as_they_are_at_each_scrape() -> None:
+    wan = LinkView(name="wan", source="dc-a", target="dc-b", bandwidth=25e6, rtt=0.05)
+    links = [wan]
+    metrics = Metrics(lambda: 0, lambda: links)
+    way = ("dc-b", "dc-a", "wan")
+    assert samples(metrics)["pdd_link_rtt_seconds", way] == 0.05
+    # What nobody has measured is not told as zero.
+    assert ("pdd_link_goodput_bytes", way) not in samples(metrics)
+    links[0] = msgspec.structs.replace(wan, goodput=2e7, queue=300, sent=5000, retransmits=2)
+    now = samples(metrics)
+    assert now["pdd_link_goodput_bytes", way] == 2e7
+    assert now["pdd_link_queue_bytes", way] == 300
+    assert now["pdd_link_sent_bytes", way] == 5000
+    assert now["pdd_link_retransmits", way] == 2

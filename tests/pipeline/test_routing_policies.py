@@ -6,7 +6,7 @@ import pytest
 
 from pdd_runtime.errors import NoRoute
 from pdd_runtime.pipeline.placement import cost
-from pdd_runtime.pipeline.routing_policies import AlwaysRelay, HitThreshold, NeverRelay
+from pdd_runtime.pipeline.routing_policies import AlwaysRelay, HitThreshold, NeverRelay, Predictive
 from pdd_runtime.plugins.routing import (
     ClusterView,
     EdgeView,
@@ -85,20 +85,20 @@ def test_always_and_never_do_as_they_say() -> None:
     assert make(NeverRelay).plan(FACTS, view(*WHOLE)).relay is None
 
 
-@pytest.mark.parametrize("cls", [HitThreshold, AlwaysRelay, NeverRelay])
+@pytest.mark.parametrize("cls", [HitThreshold, Predictive, AlwaysRelay, NeverRelay])
 def test_without_a_relay_main_serves_and_the_reason_says_so(cls: type[RoutingPolicy]) -> None:
     route = make(cls).plan(FACTS, view(worker("prefill"), worker("main")))
     assert route.kind == "P-MD"
     assert cls is NeverRelay or "no relay is there" in route.reason
 
 
-@pytest.mark.parametrize("cls", [HitThreshold, AlwaysRelay, NeverRelay])
+@pytest.mark.parametrize("cls", [HitThreshold, Predictive, AlwaysRelay, NeverRelay])
 def test_an_aggregated_pool_serves_alone(cls: type[RoutingPolicy]) -> None:
     route = make(cls).plan(FACTS, view(worker("all", 0, running=1), worker("all", 1), edges=()))
     assert (route.kind, route.main.index, route.prefill, route.relay) == ("A", 1, None, None)
 
 
-@pytest.mark.parametrize("cls", [HitThreshold, AlwaysRelay, NeverRelay])
+@pytest.mark.parametrize("cls", [HitThreshold, Predictive, AlwaysRelay, NeverRelay])
 def test_one_token_needs_no_relay(cls: type[RoutingPolicy]) -> None:
     assert make(cls).plan(RequestFacts(prompt_tokens=1000, max_tokens=1), view(*WHOLE)).kind == "P-MD"
 

@@ -11,6 +11,7 @@ import pytest
 from pdd_runtime.kv import chain
 from pdd_runtime.plugins.engine import Load
 from pdd_runtime.plugins.messages import WatchEvent
+from pdd_runtime.plugins.transport import LinkTelemetry
 from pdd_runtime.worker import watch
 from pdd_runtime.worker.watch import StoreWatch
 
@@ -26,7 +27,8 @@ class Watched:
 
     def __init__(self, side: Any) -> None:
         self.side, self.now = side, Load()
-        self.events = StoreWatch(side.store, side.activity, self.load).events()
+        self.links: tuple[LinkTelemetry, ...] = ()
+        self.events = StoreWatch(side.store, side.activity, self.load, lambda: self.links).events()
 
     async def load(self) -> Load:
         return self.now
@@ -103,3 +105,11 @@ async def test_a_watcher_that_leaves_is_forgotten(make_side: Any) -> None:
     async with aclosing(watched.events):
         await watched.next()
     assert len(watched.side.store._watchers) == 1, "the source's own"
+
+
+async def test_what_a_transport_has_seen_of_a_link_is_told_when_it_changes(make_side: Any) -> None:
+    watched = Watched(make_side())
+    async with aclosing(watched.events):
+        assert (await watched.next()).links == ()
+        watched.links = (LinkTelemetry(cluster="dc-b", goodput=25e6, rtt=0.05, queue=1 << 20),)
+        assert await watched.next() == WatchEvent(load=Load(), links=watched.links)
