@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -19,18 +18,6 @@ def greeting() -> Callable[..., Greeting]:
         return Greeting(**({"graph": "g", "secret": "hush-hush", "cluster": "dc-a", "name": name} | fields))
 
     return make
-
-
-@pytest.fixture
-def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
-    """Wait for what another task is about to do."""
-
-    async def wait(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
-            while not condition():  # noqa: ASYNC110 - any condition, with no event of its own
-                await asyncio.sleep(0.005)
-
-    return wait
 
 
 @pytest.fixture

@@ -16,10 +16,12 @@ from pdd_runtime.clock import now
 from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, RpcError
 from pdd_runtime.rpc import Greeting, Heartbeat, Line, RpcConnection, RpcContext, RpcServer, connect
 from pdd_runtime.rpc.frames import FRAME_LIMIT, Call, Hello, encode, pack
+from tests.waiting import PATIENCE, until
 
 Dial = Callable[..., Awaitable[RpcConnection]]
 Make = Callable[..., Greeting]
-Until = Callable[[Callable[[], bool]], Awaitable[None]]
+TRUSTING = Heartbeat(dead_after=3600)
+"""Takes no silence for a death: who is noticed dead was noticed by the closed socket."""
 
 SERVER = """
 import asyncio
@@ -73,16 +75,15 @@ async def process(code: str, *args: str) -> AsyncIterator[asyncio.subprocess.Pro
 
 async def line_of(child: asyncio.subprocess.Process) -> str:
     assert child.stdout is not None
-    return (await asyncio.wait_for(child.stdout.readline(), 30)).decode().strip()
+    return (await asyncio.wait_for(child.stdout.readline(), PATIENCE)).decode().strip()
 
 
 async def test_a_killed_server_is_noticed_at_once_by_every_call_and_stream(greeting: Make) -> None:
     async with process(SERVER) as child:
-        connection = await connect(await line_of(child), greeting("frontend/0"))
+        connection = await connect(await line_of(child), greeting("frontend/0"), heartbeat=TRUSTING)
         calls = [asyncio.create_task(connection.call("hang", 0, int, timeout=60)) for _ in range(3)]
         async with connection.stream("count", 0, int, timeout=None) as items:
             assert await anext(items) == 1
-            began = now()
             child.kill()
             with pytest.raises(ConnectionLost, match="main/0"):
                 await anext(items)
@@ -90,12 +91,12 @@ async def test_a_killed_server_is_noticed_at_once_by_every_call_and_stream(greet
                 with pytest.raises(ConnectionLost, match="main/0"):
                     await call
             await connection.wait_closed()
-            assert now() - began < 2.0
         with pytest.raises(ConnectionLost):
             await connection.call("hang", 0, int, timeout=1)
 
 
-async def test_a_killed_client_ends_its_handlers_at_once(server: RpcServer) -> None:
+async def test_a_killed_client_ends_its_handlers_at_once(greeting: Make) -> None:
+    server = RpcServer(greeting(), heartbeat=TRUSTING)
     ended = asyncio.Event()
 
     async def count(params: int, context: RpcContext) -> AsyncGenerator[int, None]:
@@ -108,10 +109,9 @@ async def test_a_killed_client_ends_its_handlers_at_once(server: RpcServer) -> N
     server.stream("count", int, count)
     async with process(CLIENT, await server.start("127.0.0.1")) as child:
         assert await line_of(child) == "1"
-        began = now()
         child.kill()
-        await asyncio.wait_for(ended.wait(), 2)
-        assert now() - began < 2.0
+        await asyncio.wait_for(ended.wait(), PATIENCE)
+    await server.close()
 
 
 async def test_a_stopped_process_is_noticed_by_its_silence(greeting: Make) -> None:
@@ -141,7 +141,7 @@ async def test_a_stall_of_this_process_does_not_make_its_peer_look_dead(greeting
         connection = await connect(await line_of(child), greeting("frontend/0"), heartbeat=beat)
         await asyncio.sleep(0.1)
         time.sleep(2.0)  # noqa: ASYNC251 - the stall
-        assert await connection.call("echo", 5, int, timeout=5) == 5
+        assert await connection.call("echo", 5, int, timeout=PATIENCE) == 5
         await asyncio.sleep(0.2)
         assert not connection.closed
         await connection.close()
@@ -154,7 +154,7 @@ async def test_a_frame_over_the_limit_from_the_peer_closes_the_connection_with_t
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(encode(Hello(greeting("old/0"))))
     writer.write((FRAME_LIMIT + 1).to_bytes(4, "big") + bytes(100_000))
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE)
     assert f"a frame of {FRAME_LIMIT + 1} bytes".encode() in answer
     assert "old/0" in caplog.text or "127.0.0.1" in caplog.text
     writer.close()
@@ -207,8 +207,8 @@ async def test_a_client_that_gives_up_nothing_is_stopped_at_its_deadline(server:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(encode(Hello(greeting("frontend/0"))))
     await reader.read(100)
-    writer.write(encode(Call(1, "hang", pack(0), 0.1, False)))
-    await asyncio.wait_for(ended.wait(), 5)
+    writer.write(encode(Call(1, "hang", pack(0), 0.5, False)))
+    await asyncio.wait_for(ended.wait(), PATIENCE)
     assert b"deadline" in await reader.read(1000)
     writer.close()
 
@@ -216,7 +216,7 @@ async def test_a_client_that_gives_up_nothing_is_stopped_at_its_deadline(server:
 async def test_a_client_that_breaks_the_protocol_ends_only_its_own_connection(server: RpcServer, dial: Dial) -> None:
     connection, other = await dial(), await dial()
     connection.send(Hello(Greeting(graph="g", secret="", cluster="", name="")))
-    await asyncio.wait_for(connection.wait_closed(), 2)
+    await asyncio.wait_for(connection.wait_closed(), PATIENCE)
     assert not other.closed
     with pytest.raises(ConnectionLost, match="may not send a hello frame"):
         await connection.call("echo", 0, int, timeout=5)
@@ -270,11 +270,11 @@ async def test_each_way_of_a_call_takes_its_delay_and_the_greeting_takes_both(gr
         server.unary("stamp", int, stamp)
         began = now()
         connection = await dial()
-        assert 0.15 <= now() - began < 1.0
+        assert now() - began >= 0.15
         began = now()
-        arrived = await connection.call("stamp", 0, float, timeout=5)
-        assert 0.1 <= arrived - began < 0.6
-        assert 0.05 <= now() - arrived < 0.6
+        arrived = await connection.call("stamp", 0, float, timeout=PATIENCE)
+        assert arrived - began >= 0.1
+        assert now() - arrived >= 0.05
 
 
 async def test_bandwidth_is_counted_by_the_size_of_frames(greeting: Make) -> None:
@@ -285,8 +285,8 @@ async def test_bandwidth_is_counted_by_the_size_of_frames(greeting: Make) -> Non
         server.unary("size", bytes, size)
         connection = await dial()
         began = now()
-        assert await connection.call("size", bytes(200_000), int, timeout=5) == 200_000
-        assert 0.2 <= now() - began < 1.0
+        assert await connection.call("size", bytes(200_000), int, timeout=PATIENCE) == 200_000
+        assert now() - began >= 0.2
 
 
 async def test_items_over_a_jittery_line_stay_in_order_and_keep_their_pace(greeting: Make) -> None:
@@ -297,10 +297,10 @@ async def test_items_over_a_jittery_line_stay_in_order_and_keep_their_pace(greet
 
     async with over(greeting, None, Line(1e9, 0.03, jitter=0.02, seed=1)) as (server, dial):
         server.stream("count", int, count)
-        stream = (await dial()).stream("count", 60, tuple[int, float], timeout=10)
+        stream = (await dial()).stream("count", 60, tuple[int, float], timeout=PATIENCE)
         got = [(i, sent, now()) async for i, sent in stream]
     assert [i for i, _, _ in got] == list(range(60))
-    assert all(0.03 <= came - sent < 0.6 for _, sent, came in got)
+    assert all(came - sent >= 0.03 for _, sent, came in got)
 
 
 async def test_a_slow_line_holds_a_stream_back_by_its_bandwidth_and_buffers_within_bounds(greeting: Make) -> None:
@@ -322,7 +322,7 @@ async def test_a_slow_line_holds_a_stream_back_by_its_bandwidth_and_buffers_with
         assert now() - began >= 30 * 100_000 * 8 / 80e6
 
 
-async def test_cancellation_crosses_the_line_after_its_delay(greeting: Make, until: Until) -> None:
+async def test_cancellation_crosses_the_line_after_its_delay(greeting: Make) -> None:
     ended: list[float] = []
 
     async def hang(params: int, context: RpcContext) -> AsyncGenerator[int, None]:
@@ -338,7 +338,7 @@ async def test_cancellation_crosses_the_line_after_its_delay(greeting: Make, unt
             await anext(items)
             closed_at = now()
         await until(lambda: bool(ended))
-    assert 0.1 <= ended[0] - closed_at < 0.6
+    assert ended[0] - closed_at >= 0.1
 
 
 async def test_what_was_sent_before_a_close_still_arrives(greeting: Make) -> None:
@@ -368,8 +368,22 @@ async def test_a_refusal_crosses_the_line_too(greeting: Make) -> None:
     await server.close()
 
 
+class WatchedLine(Line):
+    """Knows how long each message waited for others, in seconds."""
+
+    def __init__(self, bandwidth: float) -> None:
+        super().__init__(bandwidth, 0.0)
+        self.waits: dict[int, list[float]] = {}
+        """By size, in bytes."""
+
+    def reserve(self, nbytes: int, now: float) -> tuple[float, float]:
+        leaves_at, arrives_at = super().reserve(nbytes, now)
+        self.waits.setdefault(nbytes, []).append(leaves_at - now - nbytes * 8 / self.bandwidth)
+        return leaves_at, arrives_at
+
+
 async def test_a_token_message_overtakes_bulk_that_is_paced_on_the_same_line(greeting: Make) -> None:
-    line = Line(8e6, 0.0)
+    line = WatchedLine(8e6)
     chunk = 64 * 1024
 
     async def bulk() -> None:
@@ -381,10 +395,10 @@ async def test_a_token_message_overtakes_bulk_that_is_paced_on_the_same_line(gre
         server.unary("stamp", int, stamp)
         connection = await dial()
         task = asyncio.create_task(bulk())
-        await asyncio.sleep(0.01)
-        waits = []
+        await until(lambda: chunk in line.waits)
         for _ in range(10):
-            began = now()
-            waits.append(await connection.call("stamp", 0, float, timeout=5) - began)
+            await connection.call("stamp", 0, float, timeout=PATIENCE)
         task.cancel()
-        assert max(waits) < chunk * 8 / line.bandwidth + 0.3
+    small = [wait for nbytes, waits in line.waits.items() if nbytes != chunk for wait in waits]
+    assert len(small) > 10
+    assert 0 < max(small) <= chunk * 8 / line.bandwidth + 0.001, "it waits for one chunk at most, and small ones"

@@ -12,9 +12,9 @@ from pdd_runtime.clock import now
 from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, EngineError, RemoteError, RpcError
 from pdd_runtime.rpc import Greeting, RpcConnection, RpcContext, RpcServer, RpcStream
 from pdd_runtime.rpc.frames import FRAME_LIMIT, WINDOW, Call, Credit, Hello, encode, pack
+from tests.waiting import PATIENCE, until
 
 Dial = Callable[..., Awaitable[RpcConnection]]
-Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -106,21 +106,19 @@ async def test_a_crash_in_the_middle_keeps_type_and_message(server: RpcServer, d
         await collect((await dial()).stream("run", 0, int, timeout=5))
 
 
-async def test_closing_a_stream_ends_the_handler_whose_finally_runs(
-    server: RpcServer, dial: Dial, until: Until
-) -> None:
+async def test_closing_a_stream_ends_the_handler_whose_finally_runs(server: RpcServer, dial: Dial) -> None:
     counter = Counter(pause=0.001)
     server.stream("count", int, counter)
     async with (await dial()).stream("count", 0, int, timeout=None) as items:
         assert [await anext(items) for _ in range(3)] == [1, 2, 3]
         assert server.calls == 1
-    await asyncio.wait_for(counter.ended.wait(), 1)
+    await asyncio.wait_for(counter.ended.wait(), PATIENCE)
     await until(lambda: server.calls == 0)
     with pytest.raises(StopAsyncIteration):
         await anext(items)
 
 
-async def test_closing_before_the_first_item_ends_the_handler(server: RpcServer, dial: Dial, until: Until) -> None:
+async def test_closing_before_the_first_item_ends_the_handler(server: RpcServer, dial: Dial) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def handler(params: int, context: RpcContext) -> AsyncGenerator[int, None]:
@@ -134,11 +132,11 @@ async def test_closing_before_the_first_item_ends_the_handler(server: RpcServer,
     server.stream("run", int, handler)
     async with (await dial()).stream("run", 0, int, timeout=None):
         await begun.wait()
-    await asyncio.wait_for(ended.wait(), 1)
+    await asyncio.wait_for(ended.wait(), PATIENCE)
     await until(lambda: server.calls == 0)
 
 
-async def test_closing_before_the_handler_began_leaves_nothing(server: RpcServer, dial: Dial, until: Until) -> None:
+async def test_closing_before_the_handler_began_leaves_nothing(server: RpcServer, dial: Dial) -> None:
     counter = Counter()
     server.stream("count", int, counter)
     connection = await dial()
@@ -152,7 +150,7 @@ async def test_closing_before_the_handler_began_leaves_nothing(server: RpcServer
 
 
 async def test_cancelling_the_reader_ends_the_handler_even_without_a_context_manager(
-    server: RpcServer, dial: Dial, until: Until
+    server: RpcServer, dial: Dial
 ) -> None:
     counter = Counter(pause=60)
     server.stream("count", int, counter)
@@ -163,11 +161,11 @@ async def test_cancelling_the_reader_ends_the_handler_even_without_a_context_man
     await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.wait([task])
-    await asyncio.wait_for(counter.ended.wait(), 1)
+    await asyncio.wait_for(counter.ended.wait(), PATIENCE)
     await until(lambda: server.calls == 0)
 
 
-async def test_a_slow_reader_holds_the_sender_back_at_the_window(server: RpcServer, dial: Dial, until: Until) -> None:
+async def test_a_slow_reader_holds_the_sender_back_at_the_window(server: RpcServer, dial: Dial) -> None:
     counter = Counter()
     server.stream("count", int, counter)
     async with (await dial()).stream("count", 0, int, timeout=None) as items:
@@ -193,13 +191,13 @@ async def test_a_window_of_big_items_is_bounded_in_bytes(server: RpcServer, dial
 
 
 async def test_cancelling_a_stream_that_is_blocked_by_flow_control_ends_the_handler(
-    server: RpcServer, dial: Dial, until: Until
+    server: RpcServer, dial: Dial
 ) -> None:
     counter = Counter()
     server.stream("count", int, counter)
     async with (await dial()).stream("count", 0, int, timeout=None):
         await until(lambda: counter.made == WINDOW + 1)
-    await asyncio.wait_for(counter.ended.wait(), 1)
+    await asyncio.wait_for(counter.ended.wait(), PATIENCE)
     await until(lambda: server.calls == 0)
 
 
@@ -213,7 +211,7 @@ async def test_a_blocked_stream_holds_up_no_other_call(server: RpcServer, dial: 
     connection = await dial()
     async with connection.stream("count", 0, bytes, timeout=None) as items:
         await anext(items)
-        assert await connection.call("echo", 7, int, timeout=1) == 7
+        assert await connection.call("echo", 7, int, timeout=PATIENCE) == 7
 
 
 async def test_a_peer_that_grants_credit_but_reads_nothing_bounds_the_servers_memory(
@@ -228,16 +226,16 @@ async def test_a_peer_that_grants_credit_but_reads_nothing_bounds_the_servers_me
         await asyncio.to_thread(peer.recv, 4096)
         peer.sendall(encode(Call(1, "count", pack(0), None, True)) + encode(Credit(1, 10**9)))
         await counter.begun.wait()
-        await asyncio.sleep(0.1)
-        made = counter.made
-        await asyncio.sleep(0.3)
-        assert counter.made == made
+        made = 0
+        while made < counter.made:
+            made = counter.made
+            await asyncio.sleep(0.3)
         assert made * 2**16 < 16 * 2**20
-    await asyncio.wait_for(counter.ended.wait(), 1)
+    await asyncio.wait_for(counter.ended.wait(), PATIENCE)
 
 
 async def test_the_deadline_of_a_whole_stream_ends_it_in_the_middle_on_both_sides(
-    server: RpcServer, dial: Dial, until: Until
+    server: RpcServer, dial: Dial
 ) -> None:
     counter = Counter(pause=0.02)
     server.stream("count", int, counter)
@@ -245,23 +243,22 @@ async def test_the_deadline_of_a_whole_stream_ends_it_in_the_middle_on_both_side
     got: list[int] = []
     began = now()
     with pytest.raises(DeadlineExceeded, match="count"):
-        await collect(connection.stream("count", 0, int, timeout=0.3), got)
-    assert len(got) > 3
-    assert 0.28 < now() - began < 3.0
-    await asyncio.wait_for(counter.ended.wait(), 1)
+        await collect(connection.stream("count", 0, int, timeout=0.5), got)
+    assert got
+    assert now() - began > 0.48
+    await asyncio.wait_for(counter.ended.wait(), PATIENCE)
     await until(lambda: server.calls == 0)
 
 
 async def test_the_deadline_also_ends_a_stream_nobody_reads(server: RpcServer, dial: Dial) -> None:
     counter = Counter()
     server.stream("count", int, counter)
-    async with (await dial()).stream("count", 0, int, timeout=0.1) as items:
-        await asyncio.wait_for(counter.ended.wait(), 1)
-        await asyncio.sleep(0.1)
+    async with (await dial()).stream("count", 0, int, timeout=0.5) as items:
+        await asyncio.wait_for(counter.ended.wait(), PATIENCE)
         got: list[int] = []
         with pytest.raises(DeadlineExceeded):
             await collect(items, got)
-        assert len(got) == WINDOW
+        assert 0 < len(got) <= WINDOW
 
 
 async def test_an_item_that_cannot_be_read_ends_the_stream_on_both_sides_and_only_it(
@@ -272,7 +269,7 @@ async def test_an_item_that_cannot_be_read_ends_the_stream_on_both_sides_and_onl
     connection = await dial()
     with pytest.raises(RpcError, match="an item of count cannot be read"):
         await collect(connection.stream("count", 0, str, timeout=5))
-    await asyncio.wait_for(counter.ended.wait(), 1)
+    await asyncio.wait_for(counter.ended.wait(), PATIENCE)
     assert not connection.closed
 
 
@@ -311,14 +308,12 @@ async def test_a_lost_connection_ends_its_streams_after_what_arrived_and_their_h
         assert await anext(items) == 1
         with pytest.raises(ConnectionLost):
             await anext(items)
-    await asyncio.wait_for(counter.ended.wait(), 1)
+    await asyncio.wait_for(counter.ended.wait(), PATIENCE)
     with pytest.raises(ConnectionLost):
         await anext(connection.stream("count", 0, int, timeout=None))
 
 
-async def test_a_handler_that_fails_while_it_is_cancelled_harms_nobody(
-    server: RpcServer, dial: Dial, until: Until
-) -> None:
+async def test_a_handler_that_fails_while_it_is_cancelled_harms_nobody(server: RpcServer, dial: Dial) -> None:
     async def handler(params: int, context: RpcContext) -> AsyncGenerator[int, None]:
         try:
             while True:
@@ -336,7 +331,7 @@ async def test_a_handler_that_fails_while_it_is_cancelled_harms_nobody(
     async with connection.stream("run", 0, int, timeout=None) as items:
         await anext(items)
     await until(lambda: server.calls == 0)
-    assert await connection.call("echo", 7, int, timeout=1) == 7
+    assert await connection.call("echo", 7, int, timeout=PATIENCE) == 7
 
 
 async def test_two_readers_of_one_stream_are_refused(server: RpcServer, dial: Dial) -> None:
