@@ -38,6 +38,7 @@ from pdd_runtime.worker.activity import Activity
 from pdd_runtime.worker.agent import Agent
 from pdd_runtime.worker.source import Source
 from pdd_runtime.worker.store import WorkerStore
+from tests.waiting import PATIENCE, until
 
 SIZE = 4
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=4, dtype="float32", block_size=SIZE)
@@ -59,8 +60,9 @@ class Loopback(Transport):
         self.gate = threading.Semaphore(0)
         """One permit a block; opened wide unless `gated`."""
         self.gated = False
-        self.linger = 0.0
-        """Seconds for which a cancelled fetch goes on writing."""
+        self.linger: threading.Event | None = None
+        """A cancelled fetch goes on writing until it is set."""
+        self.lingering = threading.Event()
         self.shuffle: random.Random | None = None
         """Gather all blocks, then deliver them in a random order."""
         self.break_after: int | None = None
@@ -136,7 +138,8 @@ class Loopback(Transport):
         if not stop.is_set():
             return
         if self.linger and sink is not None:
-            threading.Event().wait(self.linger)
+            self.lingering.set()
+            self.linger.wait(PATIENCE)
             sink.memory(0)[:] = b"\xff" * LAYOUT.block_bytes
         raise TransferError("cancelled")
 
@@ -195,13 +198,7 @@ def content(name: bytes) -> bytes:
     return random.Random(name).randbytes(LAYOUT.block_bytes)
 
 
-async def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not true():  # noqa: ASYNC110 - threads have no event of this loop
-            await asyncio.sleep(0.002)
-
-
-def request(tokens: Sequence[int], request_id: str = "r", timeout: float = 5.0, epoch: str = "e1") -> FetchRequest:
+def request(tokens: Sequence[int], request_id: str = "r", timeout: float = PATIENCE, epoch: str = "e1") -> FetchRequest:
     return FetchRequest(
         id=request_id, tokens=tuple(tokens), transport="loopback", endpoint="loopback", epoch=epoch, timeout=timeout
     )
@@ -215,7 +212,7 @@ class Pair:
 
     @asynccontextmanager
     async def fetching(
-        self, tokens: Sequence[int], request_id: str = "r", timeout: float = 5.0
+        self, tokens: Sequence[int], request_id: str = "r", timeout: float = PATIENCE
     ) -> AsyncIterator[list[FetchEvent]]:
         """A fetch up to `Fetched`; held inside the `async with`."""
         seen: list[FetchEvent] = []
@@ -250,11 +247,6 @@ def make_side() -> type[Side]:
 @pytest.fixture
 def make_request() -> Callable[..., FetchRequest]:
     return request
-
-
-@pytest.fixture
-def eventually() -> Callable[..., object]:
-    return until
 
 
 # Real workers
@@ -294,7 +286,7 @@ class WorkerProcess:
 
     async def state(self, state: str) -> Member:
         """Wait until it shows itself in this state."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 version = self._registry.version
                 member = self.member
@@ -314,16 +306,16 @@ class WorkerProcess:
         self._connections.append(connection)
         return connection
 
-    async def ended(self, seconds: float = 10.0) -> int:
-        async with asyncio.timeout(seconds):
+    async def ended(self) -> int:
+        async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
 
     async def load(self) -> Load:
-        return await self._connections[0].call("engine.load", Empty(), Load, timeout=5)
+        return await self._connections[0].call("engine.load", Empty(), Load, timeout=PATIENCE)
 
     async def unused(self) -> None:
         """No block in use, no session left; with patience for what is just being cancelled."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (load := await self.load()).blocks_used or load.sessions or load.running or load.waiting:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 

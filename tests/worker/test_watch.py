@@ -14,6 +14,7 @@ from pdd_runtime.plugins.messages import WatchEvent
 from pdd_runtime.plugins.transport import LinkTelemetry
 from pdd_runtime.worker import watch
 from pdd_runtime.worker.watch import StoreWatch
+from tests.waiting import PATIENCE
 
 TOKENS = tuple(range(100, 120))
 
@@ -33,7 +34,7 @@ class Watched:
     async def load(self) -> Load:
         return self.now
 
-    async def next(self, timeout: float = 5.0) -> WatchEvent:
+    async def next(self, timeout: float = PATIENCE) -> WatchEvent:
         async with asyncio.timeout(timeout):
             return await anext(self.events)
 
@@ -72,10 +73,19 @@ async def test_a_change_of_load_alone_is_told(make_side: Any) -> None:
     async with aclosing(watched.events):
         await watched.next()
         watched.now = Load(running=1)
+        assert (await watched.next()).load.running == 1
+
+
+async def test_a_request_that_begins_does_not_wait_for_the_next_look_at_the_load(
+    make_side: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LOAD_PERIOD", 3600)
+    watched = Watched(make_side())
+    async with aclosing(watched.events):
+        await watched.next()
+        watched.now = Load(running=1)
         with watched.side.activity.publishing("r"):
-            assert (await watched.next(0.2)).load.running == 1
-        watched.now = Load(running=2)
-        assert (await watched.next()).load.running == 2
+            assert (await watched.next()).load.running == 1
 
 
 async def test_events_are_not_too_many(make_side: Any) -> None:
