@@ -15,13 +15,11 @@ import random
 import time
 from collections.abc import Callable
 
-from pdd_torch.config import TorchConfig
-from pdd_torch.runner import Runner
-from pdd_torch.sampler import Sampler
-from pdd_torch.step import Chunk
+from pdd_torch.runner import TorchRunner
 
+from pdd_runtime.inprocess import Chunk, InProcessConfig
 from pdd_runtime.kv import BlockStore
-from pdd_runtime.plugins.engine import ModelSpec, Sampling
+from pdd_runtime.plugins.engine import ModelSpec
 
 BATCH = 16
 EXTENDS = (8, 32, 64)
@@ -31,9 +29,9 @@ class Bench:
     """One mode of the model with `BATCH` sequences of `context` tokens in its blocks."""
 
     def __init__(self, spec: ModelSpec, context: int) -> None:
-        config = TorchConfig()
+        config = InProcessConfig()
         self.context, self.budget = context, config.token_budget
-        self.runner = Runner(config, spec)
+        self.runner = TorchRunner(config, spec)
         per_sequence = -(-(context + max(EXTENDS)) // config.block_size)
         store = BlockStore(self.runner.layout, BATCH * per_sequence)
         self.runner.open(store.buffer())
@@ -45,15 +43,16 @@ class Bench:
     def prefill(self, blocks: tuple[int, ...]) -> None:
         for start in range(0, self.context, self.budget):
             end = min(start + self.budget, self.context)
-            self.runner.step([self.chunk(start, end, blocks)])
+            self.runner.step([self.chunk(0, start, end, blocks)])
 
     def behind(self, count: int, sequences: int = 1) -> None:
         """One pass that computes `count` tokens behind the context of so many sequences."""
         end = self.context + count
-        self.runner.step([self.chunk(self.context, end, blocks) for blocks in self.sequences[:sequences]])
+        parts = enumerate(self.sequences[:sequences])
+        self.runner.step([self.chunk(number, self.context, end, blocks) for number, blocks in parts])
 
-    def chunk(self, start: int, end: int, blocks: tuple[int, ...]) -> Chunk:
-        return Chunk(self.tokens[start:end], start, blocks, Sampler(Sampling(temperature=0), self.tokens[:end], end))
+    def chunk(self, number: int, start: int, end: int, blocks: tuple[int, ...]) -> Chunk:
+        return Chunk(number, self.tokens[start:end], start, blocks, samples=True)
 
     def measurements(self) -> dict[str, Callable[[], None]]:
         extends = {f"extend {n}": lambda n=n: self.behind(n) for n in EXTENDS}
