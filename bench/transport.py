@@ -160,7 +160,7 @@ async def receive(config: dict[str, Any]) -> None:
         else:
             big = asyncio.create_task(tcp(job["mice"], "elephant", job["bytes"], elephant)) if job["bytes"] else None
             await asyncio.sleep(1.0)
-            times = []
+            times: list[float] = []
             while len(times) < job["count"] and not (big and big.done()):
                 times.append(await tcp(job["mice"], f"mouse-{len(times)}", MOUSE, mouse))
                 await asyncio.sleep(0.1)
@@ -319,9 +319,8 @@ def mice(places: Places, repeats: int) -> None:
     with places.pair(streams=STREAMS) as pair:
         idle = pair.run({"mice": pair.addresses["tcp"], "bytes": 0, "count": 60})["mice"]
         alone = pair.run({"tcp": pair.addresses["tcp"], "bytes": size})["seconds"]
-    print(
-        f"  idle: mice P50 {np.quantile(idle, 0.5):.3f} s, P99 {np.quantile(idle, 0.99):.3f} s; elephant alone {alone:.1f} s"
-    )
+    rest, best = np.quantile(idle, (0.5, 0.99))
+    print(f"  idle: mice P50 {rest:.3f} s, P99 {best:.3f} s; elephant alone {alone:.1f} s")
     for order in ("shortest", "fifo"):
         with places.pair(streams=STREAMS, order=order) as pair:
             run = pair.run({"mice": pair.addresses["tcp"], "bytes": size, "count": count})
@@ -347,9 +346,8 @@ def cut(places: Places, repeats: int) -> None:
                 threading.Event().wait(5.0 if state == "down" else 0)
             answer = pair.receiver.read()
             again = sent_by(places) - before - size
-            print(
-                f"  after {after} s: whole in {answer['seconds']:.1f} s; {again / 1e6:.1f} MB more than it has, with headers"
-            )
+            seconds, more = answer["seconds"], again / 1e6
+            print(f"  after {after} s: whole in {seconds:.1f} s; {more:.1f} MB more on the wire than in its blocks")
 
 
 def sent_by(places: Places) -> int:
