@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
 
 from pdd_runtime.frontend.call_object import CallObject
+from pdd_runtime.frontend.function_tags import FunctionTags
 from pdd_runtime.frontend.reading import Part, Reader, overlap
 
-Style = Literal["hermes", "llama"]
+Style = Literal["hermes", "qwen-coder", "llama", "mistral"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FUNCTION = "<function="
 PYTHON_TAG = "<|python_tag|>"
+TOOL_CALLS = "[TOOL_CALLS]"
+MARKERS = frozenset((OPEN, CLOSE, PYTHON_TAG, TOOL_CALLS, "[ARGS]", "[CALL_ID]"))
+"""Those that may be tokens of their own."""
 
 
 class TaggedCalls(Reader):
-    """`<tool_call>{…}</tool_call>` between other text: Hermes, Qwen, and the many that follow them.
+    """`<tool_call>…</tool_call>` between other text: Hermes, Qwen, and the many that follow them.
 
     White space around calls is dropped. What stands between the tags and is no call stays content, tags included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, new_call: Callable[[], CallObject | FunctionTags] = CallObject) -> None:
+        """`new_call`: reads what stands between the tags."""
+        self._new_call = new_call
         self._held = ""
         self._state: Literal["outside", "inside", "after", "broken"] = "outside"
-        self._call = CallObject()
+        self._call = new_call()
         self._called = False
 
     def push(self, text: str) -> list[Part]:
@@ -62,7 +69,7 @@ class TaggedCalls(Reader):
         if at < 0:
             self._held = self._held[len(content) :]
             return False
-        self._held, self._state, self._call = self._held[at + len(OPEN) :], "inside", CallObject()
+        self._held, self._state, self._call = self._held[at + len(OPEN) :], "inside", self._new_call()
         return True
 
     def _inside(self, parts: list[Part]) -> bool:
@@ -102,8 +109,9 @@ class BareCalls(Reader):
     """An answer that is nothing but one or several JSON objects, each a call: Llama 3, and forced calls, which are a
     JSON list. What is no call of a known tool is content."""
 
-    def __init__(self, names: Collection[str], between: str) -> None:
-        """`between`: the characters that may stand before, between and behind the objects."""
+    def __init__(self, names: Collection[str] | None, between: str) -> None:
+        """`names`: of the tools; none: any. `between`: the characters that may stand before, between and behind the
+        objects."""
         self._names, self._between = names, between
         self._held = ""
         self._skipped = ""
@@ -162,6 +170,74 @@ class BareCalls(Reader):
         return [Part("content", text)] if text else []
 
 
+class MarkedCalls(Reader):
+    """Text, then `[TOOL_CALLS]` and a JSON list of calls, or `[TOOL_CALLS]name[ARGS]{…}`, once for each: Mistral.
+
+    White space before a marker is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._state: Literal["outside", "marked", "list", "arguments"] = "outside"
+        self._list = BareCalls(None, LIST_BETWEEN)
+
+    def push(self, text: str) -> list[Part]:
+        self._held += text
+        parts: list[Part] = []
+        while self._held and self._step(parts):
+            pass
+        return parts
+
+    def flush(self) -> list[Part]:
+        held, self._held = self._held, ""
+        match self._state:
+            case "outside":
+                return [Part("content", held)] if held else []
+            case "marked":
+                return [Part("content", TOOL_CALLS + held)]
+            case "list":
+                return self._list.flush()
+            case "arguments":
+                return [Part("arguments", held)] if held.strip() else []
+
+    def _step(self, parts: list[Part]) -> bool:
+        """One change of state; False when more text is needed."""
+        match self._state:
+            case "outside":
+                return self._until_marker("content", parts)
+            case "arguments":
+                return self._until_marker("arguments", parts)
+            case "list":
+                text, self._held = self._held, ""
+                parts += self._list.push(text)
+                return False
+            case "marked":
+                return self._marked(parts)
+
+    def _until_marker(self, kind: Literal["content", "arguments"], parts: list[Part]) -> bool:
+        at = self._held.find(TOOL_CALLS)
+        end = at if at >= 0 else len(self._held) - overlap(self._held, TOOL_CALLS)
+        if text := self._held[:end].rstrip():
+            parts.append(Part(kind, text))
+        if at < 0:
+            self._held = self._held[len(text) :]
+            return False
+        self._held, self._state = self._held[at + len(TOOL_CALLS) :], "marked"
+        return True
+
+    def _marked(self, parts: list[Part]) -> bool:
+        head = self._held.lstrip()
+        if head[:1] in ("[", "{"):
+            self._state = "list"
+            return True
+        name, begins, arguments = head.partition("{")
+        if not begins:
+            return False
+        parts.append(Part("call", name.partition("[")[0].strip()))
+        self._held, self._state = begins + arguments, "arguments"
+        return True
+
+
 class ArgumentsOnly(Reader):
     """The text is the arguments of one call, as a guide sees to."""
 
@@ -180,6 +256,14 @@ LLAMA_BETWEEN = "; \t\r\n"
 LIST_BETWEEN = "[], \t\r\n"
 
 
-def reader_for(style: Style, names: Collection[str]) -> Reader:
-    """For an answer in which the model may call tools in its own way."""
-    return TaggedCalls() if style == "hermes" else BareCalls(names, LLAMA_BETWEEN)
+def reader_for(style: Style, schemas: Mapping[str, Mapping[str, Any]]) -> Reader:
+    """For an answer in which the model may call tools in its own way; `schemas`: of the tools' parameters, by name."""
+    match style:
+        case "hermes":
+            return TaggedCalls()
+        case "qwen-coder":
+            return TaggedCalls(lambda: FunctionTags(schemas))
+        case "llama":
+            return BareCalls(schemas, LLAMA_BETWEEN)
+        case "mistral":
+            return MarkedCalls()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+import xxhash
+
 from pdd_runtime.frontend import reasoning
 from pdd_runtime.frontend.calls import LIST_BETWEEN, ArgumentsOnly, BareCalls, reader_for
+from pdd_runtime.frontend.calls_or_form import calls_or_form
 from pdd_runtime.frontend.choice import Piece
 from pdd_runtime.frontend.form import Form, encode
 from pdd_runtime.frontend.job import Job, choice_of, sessions_of
@@ -47,8 +51,11 @@ class ChatForm(Form):
                 return b'"delta":{"tool_calls":[' + encode(more) + b"]}"
 
     def _call(self, choice: int, number: int, name: str, arguments: str) -> dict[str, object]:
+        id = f"call_{self._request}_{choice}_{number}"
+        if self.language.call_style == "mistral":
+            id = xxhash.xxh3_64_hexdigest(id.encode())[:9]  # its template takes no other length back
         return {
-            "id": f"call_{self._request}_{choice}_{number}",
+            "id": id,
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
@@ -111,6 +118,15 @@ async def chat_job(asked: ChatRequest, model: ServedModel, request_id: str) -> J
     )
     sampling = asked.sampling(language.eos_token_ids, (asked.top_logprobs or 0) if asked.logprobs else None)
     model.check_sampling(asked, sampling)
+    if asked.may_call and asked.guide is not None:
+        either = calls_or_form(
+            asked.usable_tools,
+            asked.guide,
+            asked.guide_field,
+            language,
+            parallel=asked.parallel_tool_calls is not False,
+        )
+        sampling = msgspec.structs.replace(sampling, guide=either)
     sessions = sessions_of(asked, request_id, 0, tokens, room, sampling)
     choices = [choice_of(asked, language, form, reader=new_reader()) for _ in sessions]
     return Job(
@@ -138,12 +154,12 @@ def conversation(asked: ChatRequest, language: Language) -> tuple[str, Callable[
 
 
 def _reader(asked: ChatRequest, language: Language, inside: bool | None) -> Reader | None:
-    names = [tool.function.name for tool in asked.usable_tools]
+    schemas = {tool.function.name: tool.function.parameters or {} for tool in asked.usable_tools}
     reader: Reader | None = None
     if asked.forced_tool is not None:
         reader = ArgumentsOnly(asked.forced_tool)
     elif asked.tool_choice == "required":
-        reader = BareCalls(names, LIST_BETWEEN)
-    elif names:
-        reader = reader_for(language.call_style, names)
+        reader = BareCalls(schemas, LIST_BETWEEN)
+    elif schemas:
+        reader = reader_for(language.call_style, schemas)
     return reader if inside is None else reasoning.Thinking(reader or Plain(), inside=inside)

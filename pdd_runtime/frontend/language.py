@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from pdd_runtime.errors import EngineError, RequestError
-from pdd_runtime.frontend.calls import CLOSE as CALL_CLOSE
+from pdd_runtime.frontend.calls import FUNCTION, MARKERS, PYTHON_TAG, TOOL_CALLS, Style
 from pdd_runtime.frontend.calls import OPEN as CALL_OPEN
-from pdd_runtime.frontend.calls import PYTHON_TAG, Style
 from pdd_runtime.frontend.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_table
 from pdd_runtime.frontend.preamble import with_tools
 from pdd_runtime.frontend.reasoning import CLOSE as THINK_CLOSE
@@ -22,8 +21,6 @@ from pdd_runtime.plugins.engine import TokenizerFiles
 
 _LONG = 16_384
 """Characters above which encoding takes milliseconds, and so gets a thread."""
-
-_MARKERS = {THINK_OPEN, THINK_CLOSE, CALL_OPEN, CALL_CLOSE, PYTHON_TAG}
 
 
 class Language:
@@ -51,11 +48,11 @@ class Language:
         self.thinks = THINK_OPEN in source or THINK_CLOSE in source or THINK_CLOSE in added
         """The model reasons, or can, before it answers."""
         self.takes_tools = self._template is not None and "tools" in self._template.variables
-        self.call_style: Style = "hermes"
+        self.call_style = _call_style(source, added) if self.takes_tools else "hermes"
         """How the model writes calls of tools; a model that is told of them in our words does it in Hermes's way."""
-        if self.takes_tools and CALL_OPEN not in source and (PYTHON_TAG in source or PYTHON_TAG in added):
-            self.call_style = "llama"
-        self._markers = {i for text, i in added.items() if text in _MARKERS}
+        self.marker_ids = {text: i for text, i in added.items() if text in MARKERS}
+        """What stands around calls and is a token of its own."""
+        self._markers = {*self.marker_ids.values(), *(added[t] for t in (THINK_OPEN, THINK_CLOSE) if t in added)}
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """`add_special_tokens`: what the model wants before a plain text; a chat template writes its own."""
@@ -120,3 +117,12 @@ class Language:
             return bytes([int(written[3:5], 16)])
         # Sentencepiece writes a space as U+2581; decoding the token alone could strip it.
         return written.replace("\u2581", " ").encode()
+
+
+def _call_style(template: str, added: Collection[str]) -> Style:
+    """`added`: the tokens that stand in no text."""
+    if CALL_OPEN in template:
+        return "qwen-coder" if FUNCTION in template else "hermes"
+    if TOOL_CALLS in template or TOOL_CALLS in added:
+        return "mistral"
+    return "llama" if PYTHON_TAG in template or PYTHON_TAG in added else "hermes"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pdd_runtime.errors import RequestError
 from pdd_runtime.frontend.fields import MAX_CHOICES, LogitBias, Prompts, Stops, TokenIds, ToolChoice
-from pdd_runtime.frontend.guides import Choices, Filled, ResponseFormat, Schema, StructuredOutputs, guides
+from pdd_runtime.frontend.guides import Choices, Filled, ResponseFormat, Schema, StructuredOutputs, encoded, guides
 from pdd_runtime.frontend.messages import Message
 from pdd_runtime.frontend.tools import ChosenTool, Tool, arguments_of, one_of
 from pdd_runtime.frontend.unknown import unknown_fields
@@ -236,9 +236,9 @@ class ChatRequest(Body):
                 where="tool_choice",
                 why=f"the tools are {', '.join(names)}",
             )
-        if self.usable_tools and self.guide_field not in ("", "tool_choice"):
+        if self.may_call and self.guide is not None and self.guide.kind not in ("json_schema", "json_object"):
             raise RequestError(
-                "an answer of a given form cannot call tools",
+                f"an answer that may call tools can be given no {self.guide.kind}, only a JSON Schema",
                 where=self.guide_field,
                 fix="set 'tool_choice' to 'none', or leave one of the two out",
             )
@@ -247,6 +247,11 @@ class ChatRequest(Body):
     def usable_tools(self) -> list[Tool]:
         """Those that the model may call."""
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def may_call(self) -> bool:
+        """There are tools, and whether to call one is the model's choice."""
+        return bool(self.tools) and self.tool_choice in (None, "auto")
 
     @property
     def forced_tool(self) -> str | None:
@@ -258,10 +263,12 @@ class ChatRequest(Body):
         if not self.tools or self.tool_choice in (None, "none", "auto"):
             return found
         forced = [tool for tool in self.tools if tool.function.name == self.forced_tool]
-        guide = (
+        schema = (
             arguments_of(forced[0]) if forced else one_of(self.tools, parallel=self.parallel_tool_calls is not False)
         )
-        return [("tool_choice", guide), *found]
+        # Where a call must come there is no answer that could have OpenAI's form.
+        others = [guide for guide in found if guide[0] != "response_format"]
+        return [("tool_choice", Guide(kind="json_schema", text=encoded(schema))), *others]
 
 
 class CompletionRequest(Body):

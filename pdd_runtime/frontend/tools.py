@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
-
-from pdd_runtime.frontend.guides import encoded
-from pdd_runtime.plugins.engine import Guide
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -46,31 +44,36 @@ class ChosenTool(BaseModel):
     function: ChosenFunction
 
 
-def one_of(tools: list[Tool], *, parallel: bool) -> Guide:
-    """The answer is a list of at least one call of any tool."""
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": [_call(tool) for tool in tools]}}
-    schema |= _definitions(tools)
-    if not parallel:
-        schema["maxItems"] = 1
-    return Guide(kind="json_schema", text=encoded(schema))
+def one_of(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
+    """The schema of a list of at least one call of any tool; not `parallel`: of exactly one."""
+    schema = {"type": "array", "minItems": 1, "items": _any_call(tools, "arguments")} | _definitions(tools)
+    return schema if parallel else schema | {"maxItems": 1}
 
 
-def arguments_of(tool: Tool) -> Guide:
-    """The answer is the arguments of a call."""
-    return Guide(kind="json_schema", text=encoded(tool.function.parameters or _NOTHING))
+def one_call(tools: Sequence[Tool], arguments: str) -> dict[str, Any]:
+    """The schema of a call of any tool; `arguments`: how the model's family calls them."""
+    return _any_call(tools, arguments) | _definitions(tools)
+
+
+def arguments_of(tool: Tool) -> dict[str, Any]:
+    """The schema of a call's arguments."""
+    return tool.function.parameters or _NOTHING
 
 
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _call(tool: Tool) -> dict[str, Any]:
-    parameters = tool.function.parameters or _NOTHING
-    own = {key: value for key, value in parameters.items() if key not in _DEFINITIONS}
+def _any_call(tools: Sequence[Tool], arguments: str) -> dict[str, Any]:
+    return {"anyOf": [_call(tool, arguments) for tool in tools]}
+
+
+def _call(tool: Tool, arguments: str) -> dict[str, Any]:
+    own = {key: value for key, value in arguments_of(tool).items() if key not in _DEFINITIONS}
     return {
         "type": "object",
         # In this order in the text, too: so the name can be told before its arguments are written.
-        "properties": {"name": {"const": tool.function.name}, "arguments": _moved(own, tool.function.name)},
-        "required": ["name", "arguments"],
+        "properties": {"name": {"const": tool.function.name}, arguments: _moved(own, tool.function.name)},
+        "required": ["name", arguments],
         "additionalProperties": False,
     }
 
@@ -78,7 +81,7 @@ def _call(tool: Tool) -> dict[str, Any]:
 _DEFINITIONS = ("$defs", "definitions")
 
 
-def _definitions(tools: list[Tool]) -> dict[str, Any]:
+def _definitions(tools: Sequence[Tool]) -> dict[str, Any]:
     """What the tools' schemas point to. References are looked up from the root, so all of it must stand there."""
     moved: dict[str, Any] = {}
     for key in _DEFINITIONS:

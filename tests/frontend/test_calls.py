@@ -4,25 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdd_runtime.frontend.calls import LIST_BETWEEN, LLAMA_BETWEEN, ArgumentsOnly, BareCalls, TaggedCalls
+from pdd_runtime.frontend.calls import LIST_BETWEEN, ArgumentsOnly, BareCalls, TaggedCalls, reader_for
 from pdd_runtime.frontend.reading import Part, Plain, Reader, joined
 from pdd_runtime.frontend.reasoning import Thinking, begins_inside
 
 Kinds = list[tuple[str, str]]
 NAMES = ("weather", "now")
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "weather": {"properties": {"in": {"type": "string"}, "days": {"type": "integer"}, "how": {"$ref": "#/x"}}},
+    "now": {},
+}
 
 
 def tagged() -> Reader:
-    return TaggedCalls()
+    return reader_for("hermes", SCHEMAS)
+
+
+def functions() -> Reader:
+    return reader_for("qwen-coder", SCHEMAS)
 
 
 def llama() -> Reader:
-    return BareCalls(NAMES, LLAMA_BETWEEN)
+    return reader_for("llama", SCHEMAS)
+
+
+def mistral() -> Reader:
+    return reader_for("mistral", SCHEMAS)
 
 
 def forced() -> Reader:
@@ -42,7 +55,53 @@ def read(reader: Reader, pieces: list[str]) -> list[Part]:
     return joined([*parts, *reader.flush()])
 
 
+FUNCTION = "<tool_call>\n<function=weather>\n<parameter=in>\n{}\n</parameter>\n"
 CASES: list[tuple[Callable[[], Reader], str, Kinds]] = [
+    (
+        functions,
+        "I look.\n"
+        + FUNCTION.format("1 <b>\n")
+        + "<parameter=days>\n3\n</parameter>\n<parameter=how>\n[1]\n</parameter>\n</function>\n</tool_call>\n"
+        + "<tool_call><function=now></function></tool_call>",
+        [
+            ("content", "I look."),
+            ("call", "weather"),
+            ("arguments", '{"in": "1 <b>\\n", "days": 3, "how": [1]}'),
+            ("call", "now"),
+            ("arguments", "{}"),
+        ],
+    ),
+    (
+        functions,
+        FUNCTION.format("Rome") + "<parameter=days>soon</parameter></function>",
+        [("call", "weather"), ("arguments", '{"in": "Rome", "days": "soon"}')],
+    ),
+    # Cut off, and broken: what was whole has gone out.
+    (functions, FUNCTION.format("Rome") + "<parameter=days>3", [("call", "weather"), ("arguments", '{"in": "Rome"')]),
+    (
+        functions,
+        FUNCTION.format("Rome") + "so</tool_call>x",
+        [("call", "weather"), ("arguments", '{"in": "Rome"'), ("content", "x")],
+    ),
+    (functions, '<tool_call>{"name": "now"}</tool_call>', [("content", '<tool_call>{"name": "now"}</tool_call>')]),
+    (
+        mistral,
+        'I look. [TOOL_CALLS] [{"name": "weather", "arguments": {"in": "Köln"}, "id": "abc"}, {"name": "now"}]',
+        [
+            ("content", "I look."),
+            ("call", "weather"),
+            ("arguments", '{"in": "Köln"}'),
+            ("call", "now"),
+            ("arguments", "{}"),
+        ],
+    ),
+    (
+        mistral,
+        '[TOOL_CALLS]weather[ARGS]{"in": "[x] }"} [TOOL_CALLS]now[CALL_ID]c1[ARGS]{}',
+        [("call", "weather"), ("arguments", '{"in": "[x] }"}'), ("call", "now"), ("arguments", "{}")],
+    ),
+    (mistral, "[TOOL_CALLS] what", [("content", "[TOOL_CALLS] what")]),
+    (mistral, "[1] is [TOOL", [("content", "[1] is [TOOL")]),
     (tagged, "no call, <b>only</b> text ", [("content", "no call, <b>only</b> text ")]),
     (
         tagged,
@@ -127,6 +186,7 @@ def test_a_text_means_the_same_cut_at_every_place_and_whole(
 
 SNIPPETS = [
     *("<tool_call>", "</tool_call>", '{"name": "now"', ', "arguments": {', '"a": "b"', "}", "}}", "{", '"', "\\", ","),
+    *("<function=weather>", "</function>", "<parameter=in>", "</parameter>", "[TOOL_CALLS]", "now", "[ARGS]{}"),
     *("<think>", "</think>", "<|python_tag|>", ";", "x", "é🎉", "[", "]", "<", ":", " ", "\n"),
 ]
 
@@ -135,7 +195,7 @@ SNIPPETS = [
 @given(
     snippets=st.lists(st.sampled_from(SNIPPETS), max_size=14),
     cuts=st.lists(st.integers(0, 120), max_size=8),
-    make=st.sampled_from([tagged, llama, forced, thinking, opened]),
+    make=st.sampled_from([tagged, functions, mistral, llama, forced, thinking, opened]),
 )
 def test_any_text_means_the_same_however_it_is_cut(
     snippets: list[str], cuts: list[int], make: Callable[[], Reader]

@@ -135,6 +135,46 @@ async def test_a_named_call_is_its_arguments_alone(given: Start) -> None:
     assert json.loads(server.driver.requests[0].sampling.guide.text) == WEATHER["function"]["parameters"]  # type: ignore[index]
 
 
+FORM = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "made", "rule"),
+    [
+        ("hi", b'<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', '"<tool_call>" "\\n" call'),
+        ("{{ tools }}<|python_tag|>", b'{"name": "now", "parameters": {}}', "answer | call"),
+        ("{{ tools }}[TOOL_CALLS]", b'[TOOL_CALLS][{"name": "now", "arguments": {}}]', '"[TOOL_CALLS]" " "? call'),
+    ],
+)
+async def test_a_form_and_tools_make_an_answer_of_the_form_or_calls(
+    given: Start, template: str, made: bytes, rule: str
+) -> None:
+    server = await given(made, END, STOP, template=template, context=4096)
+    got = await both(server.client, CHAT | TOOLS | FORM)
+    assert [call["function"] for call in got["tool_calls"]] == [{"name": "now", "arguments": "{}"}]
+    assert (got["content"], got["finish_reason"]) == (None, "tool_calls")
+    guide = server.driver.requests[0].sampling.guide
+    assert guide.kind == "grammar"
+    assert rule in guide.text.splitlines()[0]
+    answers = await given(b'{"a": "<b>"}', END, STOP, template=template, context=4096)
+    got = await both(answers.client, CHAT | TOOLS | FORM)
+    assert (got["content"], got["finish_reason"], "tool_calls" in got) == ('{"a": "<b>"}', "stop", False)
+    # Where a call is forced there is nothing left for the form.
+    await answers.client.post("/v1/chat/completions", json=CHAT | TOOLS | FORM | {"tool_choice": "required"})
+    assert json.loads(answers.driver.requests[-1].sampling.guide.text)["type"] == "array"
+
+
+async def test_calls_that_no_schema_describes_do_not_go_with_a_form(given: Start) -> None:
+    server = await given(STOP, template="{{ tools }}<tool_call><function=", context=4096)
+    response = await server.client.post("/v1/chat/completions", json=CHAT | TOOLS | FORM)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
+
+
+async def test_a_call_has_an_id_that_the_models_own_template_takes_back(given: Start) -> None:
+    server = await given(b"[TOOL_CALLS]now[ARGS]{}", STOP, template="{{ tools }}[TOOL_CALLS]", context=2048)
+    assert [len(call["id"]) for call in (await both(server.client, CHAT | TOOLS))["tool_calls"]] == [9]
+
+
 def prompt(server: Any) -> str:
     return bytes(id for id in server.driver.requests[-1].tokens if id < 256).decode()
 
@@ -231,6 +271,8 @@ async def test_a_stop_token_is_not_part_of_the_text_and_min_tokens_delays_a_stop
         ("{{ messages }}", "hermes"),
         ("{{ tools }}<|python_tag|>", "llama"),
         ("{{ tools }}<tool_call>", "hermes"),
+        ("{{ tools }}<tool_call><function=", "qwen-coder"),
+        ("{{ tools }}[TOOL_CALLS]", "mistral"),
         ("<|python_tag|>", "hermes"),
     ],
 )

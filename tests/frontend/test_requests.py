@@ -71,7 +71,7 @@ def refused(model: type[ChatRequest] | type[CompletionRequest], body: Any) -> Re
         ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "'required'"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "function"),
         ({"tools": TOOLS, "tool_choice": USE | {"function": {"name": "g"}}}, "tool_choice", "the tools are f"),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "cannot call tools"),
+        ({"tools": TOOLS, "guided_regex": "a"}, "guided_regex", "can be given no regex, only a JSON Schema"),
         ({"tools": TOOLS, "tool_choice": USE, "guided_regex": "a"}, "guided_regex", "one form"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'xml'"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "needs"),

@@ -27,6 +27,12 @@ SCHEMA = {
     "additionalProperties": False,
 }
 SEEDED: dict[str, Any] = {"messages": MESSAGES, "seed": 11, "temperature": 0.9, "max_tokens": 24}
+EITHER: dict[str, Any] = SEEDED | {
+    "max_tokens": 120,
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}},
+    "parallel_tool_calls": False,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "json": SEEDED
     | {
@@ -42,6 +48,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "tool_choice": "required",
         "parallel_tool_calls": False,
     },
+    "call, or form": EITHER | {"logit_bias": NO_BLANKS | {"60": 100}},
+    "form, or call": EITHER | {"logit_bias": NO_BLANKS | {"60": -100}},
     "multi-byte": SEEDED | {"guided_regex": "(é|漢|🎉|a){7}"},
     "stop text": SEEDED | {"logit_bias": LETTERS},
     "penalties": SEEDED
@@ -136,9 +144,12 @@ def _check_kinds(said: dict[str, list[Any]], text: str) -> None:
     thing = json.loads(first["json"]["message"]["content"])
     assert thing["a"] in ("é", "z🎉")
     assert first["json"]["finish_reason"] == "stop"
-    call = first["tool call"]["message"]["tool_calls"][0]["function"]
-    assert (call["name"], set(json.loads(call["arguments"]))) == ("f", {"a", "n"})
-    assert first["tool call"]["finish_reason"] == "tool_calls"
+    for kind in ("tool call", "call, or form"):
+        call = first[kind]["message"]["tool_calls"][0]["function"]
+        assert (call["name"], set(json.loads(call["arguments"]))) == ("f", {"a", "n"})
+        assert first[kind]["finish_reason"] == "tool_calls"
+    assert set(json.loads(first["form, or call"]["message"]["content"])) == {"a", "n"}
+    assert first["form, or call"]["finish_reason"] == "stop"
     assert set("é漢🎉") & set(first["multi-byte"]["message"]["content"])
     assert first["stop text"]["message"]["content"] == text[: text.find(text[10:14])]
     assert first["stop text"]["finish_reason"] == "stop"
