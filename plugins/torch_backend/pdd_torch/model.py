@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
+from pdd_runtime.inprocess import Chunk
 from pdd_torch import attention
 from pdd_torch.architecture import Architecture
 from pdd_torch.exact_attention import KEYS, ExactAttention
 from pdd_torch.linear import Linears
 from pdd_torch.paged_kv import PagedKv
-from pdd_torch.step import Chunk
 from pdd_torch.weights import LayerWeights, Weights
 
 Attend = Callable[[Tensor, int], Tensor]
@@ -37,8 +37,8 @@ class Llama:
         self._frequencies = 1 / arch.rope_theta**exponents
 
     @torch.inference_mode()
-    def forward(self, chunks: list[Chunk]) -> Tensor:
-        """Makes the KV of all chunks. Returns float32 logits `[chunks with sampling, vocab]`, in the chunks' order."""
+    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Makes the KV of all chunks. Returns float32 logits `[chunks that sample, vocab]`, in the chunks' order."""
         arch = self.arch
         ids = torch.tensor([token for chunk in chunks for token in chunk.tokens])
         positions = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
@@ -63,7 +63,7 @@ class Llama:
             x = x + layer.down(silu(gate) * up)
 
         last = torch.tensor(counts).cumsum(0) - 1
-        wanted = x[last[[chunk.sampling is not None for chunk in chunks]]]
+        wanted = x[last[[chunk.samples for chunk in chunks]]]
         return self._head(self._normed(wanted, self._norm)).float()
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:

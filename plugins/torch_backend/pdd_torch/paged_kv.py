@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from pdd_runtime.inprocess import Chunk
 from pdd_runtime.kv import KvLayout
-from pdd_torch.step import Chunk
 
 
 class PagedKv:
@@ -21,7 +23,7 @@ class PagedKv:
         self._runs = flat.view(-1, layout.block_size * self._width)
         self._buffer = flat.new_empty(0)
 
-    def write_plan(self, chunks: list[Chunk]) -> Tensor:
+    def write_plan(self, chunks: Sequence[Chunk]) -> Tensor:
         """Row numbers of the chunks' tokens, `[layers, 2, tokens]`."""
         size, per_block = self.layout.block_size, self.layout.layers * 2
         first = torch.tensor(

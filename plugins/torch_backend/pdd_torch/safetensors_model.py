@@ -9,10 +9,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pdd_runtime.errors import EngineError
+from pdd_runtime.inprocess import tokenizer
+from pdd_runtime.inprocess.source import hash_files
 from pdd_runtime.plugins.engine import TokenizerFiles
-from pdd_torch import tokenizer
 from pdd_torch.architecture import from_config_json
-from pdd_torch.source import Source, hash_files
+from pdd_torch.source import Source
 
 
 class SafetensorsModel(Source):

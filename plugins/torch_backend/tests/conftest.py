@@ -8,14 +8,13 @@ from typing import Literal
 
 import pytest
 import torch
-from pdd_torch.config import TorchConfig
-from pdd_torch.runner import Runner
-from pdd_torch.step import Chunk
+from pdd_torch.runner import TorchRunner
 from pdd_torch.testing import build_tiny_model
 from torch import Tensor
 
+from pdd_runtime.inprocess import Chunk, InProcessConfig
 from pdd_runtime.kv import BlockStore
-from pdd_runtime.plugins.engine import ModelSpec, Sampling
+from pdd_runtime.plugins.engine import ModelSpec
 
 Dtype = Literal["float32", "bfloat16"]
 Mode = Literal["fast", "exact"]
@@ -25,7 +24,7 @@ class Computer:
     """A model, its blocks, and sequences in them; every call is one forward pass."""
 
     def __init__(self, source: str, mode: Mode, dtype: Dtype, blocks: int) -> None:
-        self.runner = Runner(TorchConfig(), ModelSpec(source=source, mode=mode, dtype=dtype))
+        self.runner = TorchRunner(InProcessConfig(), ModelSpec(source=source, mode=mode, dtype=dtype))
         self.store = BlockStore(self.runner.layout, blocks)
         self.runner.open(self.store.buffer())
 
@@ -34,8 +33,7 @@ class Computer:
 
     def run(self, *parts: tuple[tuple[int, ...], int, tuple[int, ...]]) -> Tensor:
         """(tokens, start, blocks) of each sequence; returns the logits behind each."""
-        chunks = [Chunk(tokens, start, blocks, Sampling()) for tokens, start, blocks in parts]
-        return self.runner.model.forward(chunks)
+        return self.runner.model.forward([Chunk(number, *part, samples=True) for number, part in enumerate(parts)])
 
     def kv(self, blocks: tuple[int, ...], tokens: int) -> Tensor:
         """The bytes of a sequence's KV, `[tokens, layers * 2, bytes]`."""

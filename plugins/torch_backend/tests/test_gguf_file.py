@@ -6,7 +6,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from pdd_torch.gguf_file import GgufFile
 from pdd_torch.gguf_model import GgufModel
 from pdd_torch.safetensors_model import SafetensorsModel
 from pdd_torch.source import open_source
@@ -14,6 +13,7 @@ from pdd_torch.weights import prepare
 from safetensors.torch import load_file
 
 from pdd_runtime.errors import EngineError
+from pdd_runtime.inprocess.gguf_file import GgufFile
 
 NAMES = {
     "model.embed_tokens": "token_embd",

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
-from pdd_torch.guides import Guides
-from pdd_torch.sampler import Sampler
-from torch import Tensor
 
+from pdd_runtime.inprocess.guides import Guides
+from pdd_runtime.inprocess.sampler import Sampler
+from pdd_runtime.inprocess.sampling import Logits
 from pdd_runtime.plugins.engine import Guide, Sampling
 from pdd_runtime.testing.byte_tokenizer import END, SIZE, byte_tokenizer
 
@@ -13,13 +13,13 @@ PROMPT = (1, 2, 2, 3)
 OUTPUT = (3, 4, 4, 4)
 
 
-def logits_of(seed: int = 0) -> Tensor:
-    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed)) * 3
+def logits_of(seed: int = 0) -> Logits:
+    return np.random.default_rng(seed).standard_normal(SIZE, np.float32) * 3
 
 
-def expected(logits: Tensor, sampling: Sampling, prompt: tuple[int, ...], output: tuple[int, ...]) -> Tensor:
+def expected(logits: Logits, sampling: Sampling, prompt: tuple[int, ...], output: tuple[int, ...]) -> Logits:
     """The logits to choose by, written the long way: token after token."""
-    adjusted = logits.clone()
+    adjusted = logits.copy()
     for token in range(SIZE):
         value = float(logits[token])
         if token in prompt + output:
@@ -43,7 +43,9 @@ def expected(logits: Tensor, sampling: Sampling, prompt: tuple[int, ...], output
 )
 def test_logits_are_changed_as_the_definitions_say(sampling: Sampling) -> None:
     sampler = Sampler(sampling, PROMPT + OUTPUT, len(PROMPT))
-    torch.testing.assert_close(sampler._adjust(logits_of()), expected(logits_of(), sampling, PROMPT, OUTPUT))
+    adjusted = sampler._adjust(logits_of())
+    assert adjusted.dtype == np.float32
+    np.testing.assert_allclose(adjusted, expected(logits_of(), sampling, PROMPT, OUTPUT), rtol=1e-5, atol=1e-5)
 
 
 def test_counting_on_gives_the_bits_of_counting_again() -> None:
@@ -52,7 +54,7 @@ def test_counting_on_gives_the_bits_of_counting_again() -> None:
     for step in range(30):
         logits = logits_of(step % 5)
         again = Sampler(sampling, tokens, len(PROMPT))
-        assert torch.equal(again._adjust(logits), living._adjust(logits))
+        assert np.array_equal(again._adjust(logits), living._adjust(logits))
         token = living.sample(logits, len(tokens))
         assert again.sample(logits, len(tokens)) == token
         tokens += (token.id,)
@@ -74,9 +76,9 @@ def test_what_needs_no_change_is_not_copied() -> None:
 
 def test_logits_of_others_are_left_alone() -> None:
     logits = logits_of()
-    before = logits.clone()
+    before = logits.copy()
     Sampler(Sampling(logit_bias=((1, 5.0),), min_tokens=3, stop_token_ids=(2,)), PROMPT, 4).sample(logits, 4)
-    assert torch.equal(logits, before)
+    assert np.array_equal(logits, before)
 
 
 @pytest.mark.parametrize(

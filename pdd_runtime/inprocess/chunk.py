@@ -1,25 +1,23 @@
-"""One forward pass: what the scheduler asks of the model, and what comes back. Plain data, no torch."""
+"""One sequence's part of a forward pass, as plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pdd_torch.sampler import Sampler
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Known tokens of one sequence whose KV is to be made."""
 
+    sequence: int
+    """Its number in this engine; no other sequence ever has it."""
     tokens: tuple[int, ...]
     start: int
     """Position of the first."""
     blocks: tuple[int, ...]
     """The sequence's blocks, from its beginning to the last of `tokens`."""
-    sampling: Sampler | None
-    """Chooses the token behind the last one; None: none is wanted."""
+    samples: bool
+    """Whether the token behind the last one is wanted."""
 
     @property
     def end(self) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pdd_runtime.errors import CapacityError
 from pdd_runtime.kv import Block, BlockStore, child
+from pdd_runtime.kv.layout import DTYPE_BYTES
 
 
 class BlockTable:
@@ -39,7 +41,7 @@ class BlockTable:
         if rest and keep == full:
             try:
                 self.blocks += self._store.allocate(1)
-                self._rows(self.blocks[full])[:, :rest] = self._rows(spare[0])[:, :rest]
+                self._rows(self.blocks[full])[:rest] = self._rows(spare[0])[:rest]
             except CapacityError:
                 self.computed = full * self._size
         self._store.release(spare)
@@ -63,8 +65,8 @@ class BlockTable:
             return
         # Nothing of another sequence may stand behind the tail: the whole block travels.
         rows = self._rows(self.blocks[full])
-        if rows[:, rest:].any():
-            rows[:, rest:] = 0
+        if rows[rest:].any():
+            rows[rest:] = 0
         start = full * self._size
         self._commit(Block(child(self._parent, tokens[start : self.computed]), self._parent, start, rest))
 
@@ -91,7 +93,10 @@ class BlockTable:
             self._store.release((mine,))
             self.blocks[index] = present
 
-    def _rows(self, block: int) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
-        """The bytes of a block, `[layers * 2, block_size, bytes of a row]`."""
+    def _rows(self, block: int) -> NDArray[np.generic]:
+        """The elements of a block as they lie there, with the tokens first."""
         layout = self._store.layout
-        return np.frombuffer(self._store.memory(block), np.uint8).reshape(layout.layers * 2, self._size, -1)
+        sizes = {"l": layout.layers, "k": 2, "t": self._size, "h": layout.kv_heads // layout.tp_size, "d": -1}
+        elements = np.frombuffer(self._store.memory(block), f"u{DTYPE_BYTES[layout.dtype]}")
+        shaped = elements.reshape(layout.tp_size, *(sizes[axis] for axis in layout.axes))
+        return np.moveaxis(shaped, 1 + layout.axes.index("t"), 0)

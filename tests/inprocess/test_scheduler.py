@@ -3,12 +3,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from pdd_torch.block_table import BlockTable
-from pdd_torch.sampler import Sampler
-from pdd_torch.scheduler import Planned, Scheduler
-from pdd_torch.sequence import Sequence
 
 from pdd_runtime.errors import EngineError
+from pdd_runtime.inprocess.block_table import BlockTable
+from pdd_runtime.inprocess.sampler import Sampler
+from pdd_runtime.inprocess.scheduler import Planned, Scheduler
+from pdd_runtime.inprocess.sequence import Sequence
 from pdd_runtime.kv import BlockStore, KvLayout, seed
 from pdd_runtime.plugins.engine import Sampling, Token
 
@@ -34,7 +34,7 @@ class Bed:
         return sequence
 
     def finish(self, planned: Planned) -> None:
-        self.scheduler.finish(planned, [Token(chunk.end, 7) if chunk.sampling else None for _, chunk in planned])
+        self.scheduler.finish(planned, [Token(chunk.end, 7) if chunk.samples else None for _, chunk in planned])
 
     def step(self) -> dict[Sequence, int]:
         planned = self.scheduler.plan()

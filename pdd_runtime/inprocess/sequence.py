@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pdd_runtime.errors import PddError
+from pdd_runtime.inprocess.block_table import BlockTable
+from pdd_runtime.inprocess.sampler import Sampler
 from pdd_runtime.plugins.engine import BlocksReady, Extended, Stopped, Token, Tokens
-from pdd_torch.block_table import BlockTable
-
-if TYPE_CHECKING:
-    from pdd_torch.sampler import Sampler
 
 Event = BlocksReady | Extended | Tokens | Stopped
 
@@ -38,6 +36,8 @@ class Sequence:
         self.known = len(tokens)
         """Tokens that came with the request."""
         self.end = end
+        self.number = 0
+        """The engine's own name for it, given by the scheduler."""
         self.over = False
         """Nothing more is to be computed."""
         self.in_step = False

@@ -1,11 +1,13 @@
-"""What a pool may set for the torch engine."""
+"""What a pool may set for any in-process engine."""
 
 from __future__ import annotations
+
+from typing import Self
 
 from pydantic import BaseModel, ByteSize, Field, model_validator
 
 
-class TorchConfig(BaseModel, frozen=True, extra="forbid"):
+class InProcessConfig(BaseModel, frozen=True, extra="forbid"):
     threads: int = Field(1, ge=1)
     """Cores one forward pass uses. `mode: exact` holds among workers that set the same number."""
     kv_memory: ByteSize = ByteSize(2**30)
@@ -23,7 +25,7 @@ class TorchConfig(BaseModel, frozen=True, extra="forbid"):
     """Refuse longer sequences than this; by default the model's own limit."""
 
     @model_validator(mode="after")
-    def _room_for_every_decode(self) -> TorchConfig:
+    def _room_for_every_decode(self) -> Self:
         if self.token_budget < self.batch_limit:
             raise ValueError(
                 f"token_budget {self.token_budget} is below batch_limit {self.batch_limit}: "

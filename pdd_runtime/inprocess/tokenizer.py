@@ -24,7 +24,7 @@ def from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerFiles:
             raise EngineError(
                 f"{field}: {metadata.get(field)} is not supported",
                 where=where,
-                why=f"the torch engine builds tokenizers with {field}: {supported}",
+                why=f"tokenizers are built from {field}: {supported} alone",
                 fix="use the model's safetensors directory, which has a tokenizer.json",
             )
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]

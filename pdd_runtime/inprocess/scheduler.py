@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import count
 
 from pdd_runtime.errors import CapacityError, PddError
+from pdd_runtime.inprocess.chunk import Chunk
+from pdd_runtime.inprocess.sequence import Sequence
 from pdd_runtime.kv import BlockStore
 from pdd_runtime.plugins.engine import Token
-from pdd_torch.sequence import Sequence
-from pdd_torch.step import Chunk
 
 Planned = list[tuple[Sequence, Chunk]]
 
@@ -21,8 +22,11 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """Oldest first; held sequences are no longer here."""
+        self._numbers = count()
+        self._forgotten: list[int] = []
 
     def add(self, sequence: Sequence) -> None:
+        sequence.number = next(self._numbers)
         self.waiting.append(sequence)
 
     def plan(self) -> Planned:
@@ -38,6 +42,11 @@ class Scheduler:
         for sequence in planned:
             sequence.in_step = True
         return list(planned.items())
+
+    def forgotten(self) -> list[int]:
+        """The numbers of the sequences that have left the batch since this was asked last: for good, or to wait."""
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
 
     def finish(self, planned: Planned, tokens: list[Token | PddError | None]) -> None:
         """Take the results of a pass, in its order."""
@@ -82,6 +91,7 @@ class Scheduler:
     def _forget(self, sequence: Sequence) -> None:
         if sequence in self.running:
             self.running.remove(sequence)
+            self._forgotten.append(sequence.number)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
@@ -116,16 +126,18 @@ class Scheduler:
                 youngest = self.running.pop()
                 planned.pop(youngest, None)
                 youngest.table.release()
+                self._forgotten.append(youngest.number)
                 self.waiting.appendleft(youngest)
         return False
 
     def _chunk(self, sequence: Sequence, count: int) -> Chunk:
         start, end = sequence.table.computed, sequence.table.computed + count
         return Chunk(
+            sequence=sequence.number,
             tokens=tuple(sequence.tokens[start:end]),
             start=start,
             blocks=tuple(sequence.table.blocks[: self._blocks(end)]),
-            sampling=sequence.sampler if end == len(sequence.tokens) and sequence.samples else None,
+            samples=end == len(sequence.tokens) and sequence.samples,
         )
 
     def _blocks(self, tokens: int) -> int:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from pdd_torch.block_table import BlockTable
 
 from pdd_runtime.errors import CapacityError
+from pdd_runtime.inprocess.block_table import BlockTable
 from pdd_runtime.kv import BlockStore, KvLayout, chain, seed
 
 LAYOUT = KvLayout(layers=2, kv_heads=1, head_dim=4, dtype="float32", block_size=4)

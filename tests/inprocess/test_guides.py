@@ -5,10 +5,10 @@ import re
 
 import pytest
 from msgspec import structs
-from pdd_torch import guides as module
-from pdd_torch.guides import Guides, GuideState
 
 from pdd_runtime.errors import EngineError, RequestError
+from pdd_runtime.inprocess import guides as module
+from pdd_runtime.inprocess.guides import Guides, GuideState
 from pdd_runtime.plugins.engine import Guide
 from pdd_runtime.testing.byte_tokenizer import END, SIZE, byte_tokenizer
 
