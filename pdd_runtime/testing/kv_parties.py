@@ -49,7 +49,8 @@ def subscription(
 
 
 class Context:
-    """A `TransportContext`: a worker of `cluster`, with links and emulated lines to others."""
+    """A `TransportContext`: a worker of `cluster`, with links and emulated lines to others. `memory` may be set until a
+    transport is told to serve or fetch; without, it is that of a worker which has no block of the test's."""
 
     def __init__(
         self,
@@ -59,13 +60,9 @@ class Context:
         links: dict[str, LinkFacts] | None = None,
         memory: memoryview | None = None,
     ) -> None:
-        self.cluster, self._lines, self._links, self._memory = cluster, lines or {}, links or {}, memory
+        self.cluster, self._lines, self._links = cluster, lines or {}, links or {}
+        self.memory = memory or memoryview(bytearray(LAYOUT.block_bytes))
         self.greeting = Greeting(graph="test", secret=SECRET, cluster=cluster, name=f"{cluster}/0")
-
-    @property
-    def memory(self) -> memoryview:
-        assert self._memory is not None, "the test gave this worker no block memory"
-        return self._memory
 
     def line_to(self, cluster: str) -> Line | None:
         return self._lines.get(cluster)

@@ -61,8 +61,16 @@ class TransportConformance:
         async with AsyncExitStack() as stack:
 
             def make(cluster: str, lines: dict[str, Line] | None = None) -> Transport:
-                transport = self.plugin(config, Context(cluster, lines))
+                context = Context(cluster, lines)
+                transport = self.plugin(config, context)
                 stack.push_async_callback(transport.close)
+                serve = transport.serve
+
+                async def at_home(source: StoreSource, host: str) -> str:
+                    context.memory = source.store.buffer()
+                    return await serve(source, host)
+
+                transport.serve = at_home  # type: ignore[method-assign, assignment]
                 return transport
 
             yield make
