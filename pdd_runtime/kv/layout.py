@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -50,6 +53,26 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     def spec(self) -> str:
         """The part that does not depend on how bytes lie: what a block's name is seeded with."""
         return f"{self.layers}x{self.kv_heads}x{self.head_dim}"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layers} layers, {self.kv_heads} heads of {self.head_dim}, {self.dtype}, "
+            f"blocks of {self.block_size} tokens, rope {self.rope}, axes {self.axes}, {self.tp_size} shards, "
+            f"{self.state_bytes} bytes of state"
+        )
+
+    def elements(self, memory: memoryview) -> NDArray[np.unsignedinteger]:
+        """A block's elements as unsigned integers of their size, nothing copied, and in one order whatever theirs in
+        memory: `[layers, 2, block_size, tp_size, kv_heads / tp_size, head_dim]`."""
+        sizes = {"l": self.layers, "k": 2, "t": self.block_size, "h": self.kv_heads // self.tp_size, "d": self.head_dim}
+        shape = (self.tp_size, *(sizes[axis] for axis in self.axes))
+        bits = np.frombuffer(memory, f"<u{DTYPE_BYTES[self.dtype]}", math.prod(shape)).reshape(shape)
+        layers, kv, tokens, heads, width = (1 + self.axes.index(axis) for axis in "lkthd")
+        return bits.transpose(layers, kv, tokens, 0, heads, width)
+
+    def state(self, memory: memoryview) -> memoryview:
+        """The state behind a block's tokens, `state_bytes` long."""
+        return memory[self.token_bytes * self.block_size : self.block_bytes]
 
     def difference(self, other: KvLayout) -> str | None:
         """The first field in which two layouts differ, as `name: mine != theirs`, or None."""
