@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from pdd_runtime.clock import now
 from pdd_runtime.errors import RequestError
 from pdd_runtime.frontend.app import create_app
 from pdd_runtime.frontend.language import Language
@@ -22,6 +21,7 @@ from pdd_runtime.observe import Timelines
 from pdd_runtime.pipeline import Driver, Finish, SessionRequest
 from pdd_runtime.plugins.engine import Capabilities, EngineInfo, Token, TokenizerFiles
 from pdd_runtime.testing.byte_tokenizer import byte_tokenizer
+from tests.waiting import PATIENCE
 
 CORPUS = [
     "The relay goes on while the main worker extends what it knows.",
@@ -71,20 +71,6 @@ def bytes_language() -> Language:
     return Language(byte_tokenizer())
 
 
-async def _until(true: Callable[[], object], seconds: float = 5.0) -> float:
-    begun = now()
-    async with asyncio.timeout(seconds):
-        while not true():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.005)
-    return now() - begun
-
-
-@pytest.fixture
-def until() -> Callable[..., Awaitable[float]]:
-    """Wait until a call returns something true; how long it took."""
-    return _until
-
-
 class GivenDriver:
     """The driver's interface in this process; what a session yields is a script: what it gives, in order, is a
     token's bytes, an error to raise, an event to wait for, or a Finish. For the API's shape only."""
@@ -100,6 +86,8 @@ class GivenDriver:
         self.closed: list[str] = []
         self.stops: dict[str, asyncio.Event] = {}
         self.sessions = 0
+        self.said = 0
+        """Tokens, of all sessions."""
         self._info = EngineInfo(
             model="given",
             fingerprint="f",
@@ -119,6 +107,9 @@ class GivenDriver:
 
     def workers(self) -> list[object]:
         return []
+
+    def links(self) -> tuple[object, ...]:
+        return ()
 
     def stop(self, id: str) -> None:
         self.stops[id].set()
@@ -140,12 +131,14 @@ class GivenDriver:
                 if stop.is_set():
                     break
                 if isinstance(made, bytes):
-                    for id in made:
+                    for number, id in enumerate(made, 1):
+                        if number % 256 == 0:
+                            await asyncio.sleep(0)  # others run, as between two reads of a worker's tokens
                         if stop.is_set():
                             break
                         top = ((id, -0.5), (0xF0, -2.0)) if request.sampling.logprobs else ()
                         yield Token(position, id, None if request.sampling.logprobs is None else -0.5, top)
-                        position += 1
+                        position, self.said = position + 1, self.said + 1
                 elif isinstance(made, int):
                     yield Token(position, made, None if request.sampling.logprobs is None else -0.5)
                     position += 1
@@ -195,7 +188,7 @@ async def given() -> AsyncIterator[Callable[..., Awaitable[Given]]]:
                 await serving
 
             stack.push_async_callback(stop)
-            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url(sock), timeout=10))
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url(sock), timeout=PATIENCE))
             return Given(driver, service, url(sock), client)
 
         yield start

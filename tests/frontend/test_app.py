@@ -14,9 +14,9 @@ from pdd_runtime.errors import CapacityError, NoRoute, RequestError, WorkerLost
 from pdd_runtime.frontend.body import MAX_BODY
 from pdd_runtime.pipeline import Finish
 from pdd_runtime.testing.byte_tokenizer import END, byte_tokenizer
+from tests.waiting import until
 
 Start = Callable[..., Awaitable[Any]]
-Until = Callable[..., Awaitable[float]]
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 LENGTH = Finish("length", 2)
@@ -366,7 +366,7 @@ async def test_what_ended_is_listed_and_counted(given: Start) -> None:
     assert metrics.headers["content-type"].startswith("text/plain")
 
 
-async def test_a_stop_lets_answers_end_and_ends_those_that_do_not(given: Start, until: Until) -> None:
+async def test_a_stop_lets_answers_end_and_ends_those_that_do_not(given: Start) -> None:
     gate, never = asyncio.Event(), asyncio.Event()
     server = await given(b"a", gate, b"b", LENGTH)
     ends = asyncio.create_task(events(server.client, "/v1/completions", {"prompt": "x"}))
@@ -374,7 +374,7 @@ async def test_a_stop_lets_answers_end_and_ends_those_that_do_not(given: Start, 
     server.driver.script = (b"a", never)
     hangs = asyncio.create_task(events(server.client, "/v1/completions", {"prompt": "x"}))
     await until(lambda: server.driver.sessions == 2)
-    stopping = asyncio.create_task(server.service.stop(0.5))
+    stopping = asyncio.create_task(server.service.stop(3.0))
     await asyncio.sleep(0)
     refused = await server.client.post("/v1/completions", json={"prompt": "x"})
     assert (refused.status_code, "stopping" in refused.text) == (503, True)

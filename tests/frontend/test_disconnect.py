@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from pdd_runtime.pipeline import Finish
+from tests.waiting import PATIENCE, until
 
 Start = Callable[..., Awaitable[Any]]
-Until = Callable[..., Awaitable[float]]
+MUCH = 60_000
+"""Tokens: with their logprobs more than the system's buffers hold for a client that does not read."""
 
 
 async def ask(url: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -30,17 +32,17 @@ async def ask(url: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asy
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_leaving_before_the_first_token(given: Start, until: Until, stream: bool) -> None:
+async def test_leaving_before_the_first_token(given: Start, stream: bool) -> None:
     server = await given(asyncio.Event())
     _, writer = await ask(server.url, {"prompt": ["a", "b"], "stream": stream})
     await until(lambda: server.driver.sessions == 2)
     writer.close()
-    assert await until(lambda: server.driver.sessions == 0) < 1
-    assert {end.line.status for end in server.service.recent().ended} == {499}
+    await until(lambda: server.driver.sessions == 0)
+    await until(lambda: [end.line.status for end in server.service.recent().ended] == [499, 499])
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_leaving_in_the_middle(given: Start, until: Until, stream: bool) -> None:
+async def test_leaving_in_the_middle(given: Start, stream: bool) -> None:
     server = await given(b"abc", asyncio.Event())
     reader, writer = await ask(server.url, {"prompt": "x", "stream": stream})
     if stream:
@@ -49,18 +51,18 @@ async def test_leaving_in_the_middle(given: Start, until: Until, stream: bool) -
         await until(lambda: server.driver.sessions == 1)
     assert [line.status for line in server.service.recent().running] == [None]
     writer.close()
-    assert await until(lambda: server.driver.sessions == 0) < 1
+    await until(lambda: server.driver.sessions == 0)
 
 
-async def test_a_connection_that_is_reset_counts_as_left(given: Start, until: Until) -> None:
+async def test_a_connection_that_is_reset_counts_as_left(given: Start) -> None:
     server = await given(b"abc", asyncio.Event())
     reader, writer = await ask(server.url, {"prompt": "x", "stream": True})
     await reader.readuntil(b"abc")
     writer.transport.abort()
-    assert await until(lambda: server.driver.sessions == 0) < 1
+    await until(lambda: server.driver.sessions == 0)
 
 
-async def test_leaving_while_sending_the_request(given: Start, until: Until) -> None:
+async def test_leaving_while_sending_the_request(given: Start) -> None:
     server = await given(b"abc", Finish("length", 0))
     at = urlsplit(server.url)
     _, writer = await asyncio.open_connection(at.hostname, at.port)
@@ -71,19 +73,19 @@ async def test_leaving_while_sending_the_request(given: Start, until: Until) -> 
     assert server.driver.requests == []
 
 
-async def test_a_client_that_does_not_read_holds_up_nobody_and_may_still_leave(given: Start, until: Until) -> None:
-    stalled = await given(b"x" * 200_000, asyncio.Event())
+async def test_a_client_that_does_not_read_holds_up_nobody_and_may_still_leave(given: Start) -> None:
+    stalled = await given(b"x" * MUCH, asyncio.Event())
     _, writer = await ask(stalled.url, {"prompt": "x", "stream": True, "logprobs": 5, "max_tokens": 200})
-    await until(lambda: stalled.driver.sessions == 1)
+    await until(lambda: stalled.driver.said == MUCH)
     assert (await stalled.client.get("/health")).status_code == 200
     writer.transport.abort()
-    assert await until(lambda: stalled.driver.sessions == 0) < 2
+    await until(lambda: stalled.driver.sessions == 0)
 
 
-async def test_a_client_that_does_not_read_cannot_hold_up_a_stop(given: Start, until: Until) -> None:
-    server = await given(b"x" * 200_000, asyncio.Event())
+async def test_a_client_that_does_not_read_cannot_hold_up_a_stop(given: Start) -> None:
+    server = await given(b"x" * MUCH, asyncio.Event())
     _, writer = await ask(server.url, {"prompt": "x", "stream": True, "logprobs": 5, "max_tokens": 200})
-    await until(lambda: server.driver.sessions == 1)
-    async with asyncio.timeout(3):
+    await until(lambda: server.driver.said == MUCH)
+    async with asyncio.timeout(PATIENCE):
         await server.service.stop(0.2)
     writer.transport.abort()

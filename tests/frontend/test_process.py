@@ -20,12 +20,12 @@ import pytest_asyncio
 from openai import APIError, APIStatusError, AsyncOpenAI
 from tokenizers import Tokenizer
 
-from pdd_runtime.clock import now
 from pdd_runtime.discovery import RegistryServer
 from pdd_runtime.graph import loads
 from pdd_runtime.ids import new_id
 from pdd_runtime.rpc import Greeting, RpcServer
 from pdd_runtime.testing.byte_tokenizer import byte_tokenizer
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -97,7 +97,7 @@ class Fleet:
 
     async def member(self, name: str) -> None:
         """Return when it is registered and ready."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 version = self._registry.version
                 for member in self._registry.members():
@@ -118,33 +118,32 @@ class Fleet:
             assert process.stdin is not None
             process.stdin.close()
         for process in self.processes.values():
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(PATIENCE):
                 await process.wait()
         self._registry.close()
         await self._server.close()
 
     async def get(self, path: str) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE) as client:
             return await client.get(path)
 
     async def until_ready(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while (await self.get("/ready")).status_code != 200:  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.05)
 
-    async def until_idle(self, seconds: float = 5.0) -> float:
-        """Until no session is left and no worker holds a block; how long that took."""
-        begun = now()
-        async with asyncio.timeout(seconds):
+    async def until_idle(self) -> None:
+        """Until no session is left and no worker holds a block."""
+        async with asyncio.timeout(PATIENCE):
             while True:
                 workers = (await self.get("/pdd/workers")).json()["workers"]
                 held = [w["load"]["blocks_used"] + w["load"]["sessions"] for w in workers]
                 if not any(held) and "pdd_sessions 0.0" in (await self.get("/metrics")).text:
-                    return now() - begun
+                    return
                 await asyncio.sleep(0.02)
 
     def openai(self) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -307,7 +306,8 @@ async def test_models_and_metrics_are_there(fleet: Fleet) -> None:
     async with fleet.openai() as client:
         assert [model.id async for model in client.models.list()] == ["toy"]
         assert (await client.models.retrieve("toy")).id == "toy"
-        await client.completions.create(model="toy", prompt="count me", max_tokens=30)
+        await client.completions.create(model="toy", prompt="count me", max_tokens=400)
+    await fleet.until_idle()
     text = (await fleet.get("/metrics")).text
     for name in (
         'pdd_requests_total{route="P-RLD-MD",status="200"}',
@@ -361,12 +361,15 @@ async def ask(url: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asy
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("after", [0.0, 0.02, 0.1, 0.3])
-async def test_a_client_that_leaves_frees_everything_within_a_second(fleet: Fleet, stream: bool, after: float) -> None:
+async def test_a_client_that_leaves_frees_everything_before_the_answer_would_have_ended(
+    fleet: Fleet, stream: bool, after: float
+) -> None:
     prompt = f"{stream} {after} " * 200
-    _, writer = await ask(fleet.url, {"prompt": prompt, "max_tokens": 2000, "stream": stream})
+    _, writer = await ask(fleet.url, {"prompt": prompt, "max_tokens": 6000, "stream": stream})
     await asyncio.sleep(after)
     writer.transport.abort()
-    assert await fleet.until_idle() < 1
+    async with asyncio.timeout(20):  # the tokens alone would take 24 s
+        await fleet.until_idle()
 
 
 async def test_any_bytes_at_all_stream_as_the_tokenizer_decodes_them(own_fleet: Callable[..., Fleet]) -> None:
@@ -394,20 +397,16 @@ async def test_a_killed_worker_is_an_error_event_and_no_done(own_fleet: Callable
     await fleet.until_ready()
     async with fleet.openai() as client:
         stream = await client.completions.create(model="toy", prompt="x", max_tokens=4000, stream=True)
-        killed = 0.0
 
         async def read() -> None:
-            nonlocal killed
             got = 0
             async for chunk in stream:
                 got += len(chunk.choices[0].text)
-                if got > 50 and not killed:
+                if got > 50 and "main" in fleet.processes:
                     await fleet.end("main", signal.SIGKILL)
-                    killed = now()
 
         with pytest.raises(APIError, match="main"):
             await read()
-        assert now() - killed < 2
         assert (await fleet.get("/ready")).status_code == 503
         with pytest.raises(APIStatusError) as raised:
             await client.completions.create(model="toy", prompt="x")
@@ -451,8 +450,7 @@ async def test_a_stop_lets_a_running_answer_end(own_fleet: Callable[..., Fleet])
             text += chunk.choices[0].text
             reason = chunk.choices[0].finish_reason or reason
         assert (len(text), reason) == (300, "length")
-    async with asyncio.timeout(5):
-        assert await stopping == 0
+    assert await stopping == 0
 
 
 async def test_it_ends_with_its_parent_and_tells_its_clients(own_fleet: Callable[..., Fleet]) -> None:
@@ -470,7 +468,7 @@ async def test_it_ends_with_its_parent_and_tells_its_clients(own_fleet: Callable
 
         with pytest.raises(APIError, match="frontend stops"):
             await read()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert await process.wait() == 0
 
 
@@ -480,7 +478,7 @@ async def test_a_port_in_use_ends_it_with_a_way_out(own_fleet: Callable[..., Fle
         fleet = own_fleet(f"spec.frontend.port={port}")
         await fleet.start()
         process = await fleet.spawn("frontend")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             assert await process.wait() == 3
     said = fleet.log("frontend").read_text()
     assert f"127.0.0.1:{port}" in said
@@ -543,7 +541,7 @@ async def test_what_the_relay_cannot_do_goes_without_it_and_the_timeline_says_so
     fleet = own_fleet(lacks, *claims)
     await fleet.start("frontend", *WORKERS)
     await fleet.until_ready()
-    async with httpx.AsyncClient(base_url=fleet.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=PATIENCE) as client:
         for capability, change in [("", {}), *LACKING]:
             body = {"prompt": "hello", "max_tokens": 4, "seed": 1} | change
             response = await client.post("/v1/completions", json=body)
