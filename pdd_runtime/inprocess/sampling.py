@@ -5,21 +5,27 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pdd_runtime.errors import EngineError
 from pdd_runtime.plugins.engine import Sampling, Token
 from pdd_runtime.plugins.sampling import uniform
 
 Logits = NDArray[np.float32]
 """`[vocab]`"""
 
-_LIKELIEST = 512
-"""So many tokens are sorted at first; where the answer is not among them, all are."""
+_LIKELIEST = (512, 8192)
+"""So many tokens are sorted at first, then; where the answer is not among them, all are."""
 
 
 def sample(logits: Logits, sampling: Sampling, position: int, adjusted: Logits | None = None) -> Token:
     """The token for `position`. It is chosen by the `adjusted` logits, where they are given; a token whose adjusted
-    logit is -inf is never chosen. The logprobs are those of `logits` in any case."""
+    logit is -inf is never chosen. The logprobs are those of `logits` in any case. Raises `EngineError` where the
+    largest is no number."""
     choice = logits if adjusted is None else adjusted
-    chosen = int(choice.argmax()) if sampling.temperature <= 0 else _draw(choice, sampling, position)
+    chosen = int(choice.argmax())
+    if not np.isfinite(choice[chosen]):
+        raise EngineError("no token can be chosen", why=f"the largest logit is {choice[chosen]}")
+    if sampling.temperature > 0:
+        chosen = _draw(choice, sampling, position)
     if sampling.logprobs is None:
         return Token(position, chosen)
     ids = _ranked(logits, sampling.logprobs + 1)
@@ -36,14 +42,13 @@ def _draw(logits: Logits, sampling: Sampling, position: int) -> int:
     with np.errstate(over="ignore"):  # at a temperature near 0, where the weight is 0 either way
         weights = np.exp((logits - logits.max()) / sampling.temperature)
     total, u = float(weights.sum(dtype=np.float64)), uniform(sampling.seed, position)
-    ids = _ranked(logits, max(_LIKELIEST, sampling.top_k + 1))
-    whole = len(ids) == len(logits) or len(ids) == np.count_nonzero(logits > -np.inf)
-    picked = _pick(weights[ids], total, whole, sampling, u)
-    if picked is None:
-        ids = _ranked(logits, len(logits))
-        picked = _pick(weights[ids], total, True, sampling, u)
-        assert picked is not None
-    return int(ids[picked])
+    possible = np.count_nonzero(logits > -np.inf)
+    for count in (*_LIKELIEST, len(logits)):
+        ids = _ranked(logits, max(count, sampling.top_k + 1))
+        picked = _pick(weights[ids], total, len(ids) >= possible, sampling, u)
+        if picked is not None:
+            return int(ids[picked])
+    raise AssertionError("no token is drawn from all")
 
 
 def _ranked(logits: Logits, count: int) -> NDArray[np.intp]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pdd_runtime.errors import EngineError
 from pdd_runtime.inprocess import sampling as module
 from pdd_runtime.inprocess.sampling import Logits, sample
 from pdd_runtime.plugins.engine import Sampling
@@ -82,7 +83,7 @@ def test_draws_follow_the_distribution(sampling: Sampling) -> None:
 def test_the_short_way_draws_what_sorting_everything_draws(monkeypatch: pytest.MonkeyPatch, sampling: Sampling) -> None:
     rows = [(logits_of(20_000, seed=seed) * 8).round() / 8 for seed in range(40)]  # many equal logits
     short = [sample(row, sampling, 9).id for row in rows]
-    monkeypatch.setattr(module, "_LIKELIEST", 10**9)
+    monkeypatch.setattr(module, "_LIKELIEST", ())
     assert [sample(row, sampling, 9).id for row in rows] == short
 
 
@@ -91,6 +92,15 @@ def test_greedy_takes_the_first_of_equals() -> None:
     token = sample(logits, Sampling(temperature=0, logprobs=3), 4)
     assert (token.position, token.id) == (4, 1)
     assert [id for id, _ in token.top] == [1, 3, 2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_no_numbers_are_an_error(temperature: float, broken: float) -> None:
+    logits = np.full(50, broken, np.float32) if broken < 0 else logits_of(50)
+    logits[7] = broken
+    with pytest.raises(EngineError, match="no token can be chosen"):
+        sample(logits, Sampling(temperature=temperature), 3)
 
 
 def test_logprobs_are_of_the_unmodified_distribution() -> None:
