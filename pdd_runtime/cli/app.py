@@ -118,7 +118,7 @@ def logs(
     pool: Annotated[
         str | None,
         typer.Argument(
-            metavar="[POOL]",
+            metavar="POOL",
             help="A pool, POOL/INDEX, `frontend` or `launcher`. Default: all.",
             autocompletion=complete.processes,
         ),
@@ -190,7 +190,7 @@ def doctor(
     graph: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME|GRAPH]",
+            metavar="NAME|GRAPH",
             help="A running graph's name, or a graph's file. Default: only this host.",
             autocompletion=complete.names_and_files,
         ),
@@ -217,17 +217,22 @@ def schema() -> None:
 
 
 @app.command(
-    epilog=examples('pdd-runtime ask "Why is the sky blue?"', "pdd-runtime ask @graphs/quickstart-question.txt")
+    epilog=examples(
+        'pdd-runtime ask "Why is the sky blue?"',
+        "pdd-runtime ask @graphs/quickstart-question.txt",
+        'pdd-runtime ask "Why?" --format json | jq .timeline.route',
+    )
 )
 def ask(
     text: Annotated[str, typer.Argument(metavar="TEXT|@FILE", help="What to ask, or the file that says it.")],
     graph: Running = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer.")] = 128,
+    output: Output = Format.table,
 ) -> None:
     """Ask a running graph something. The answer streams, then its timeline is drawn."""
     from pdd_runtime.cli.ask import ask_running
 
-    ask_running(text, graph, max_tokens, Consoles())
+    ask_running(text, graph, max_tokens, output is Format.json, Consoles())
 
 
 @app.command(epilog=examples("pdd-runtime timeline req-5f2b6c7d8e9f0a1b"))
@@ -263,7 +268,9 @@ def bench(
     graphs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[GRAPH]...", help="The graphs' YAML files; the first is what others are compared with."
+            metavar="GRAPH",
+            help="The graphs' YAML files; the first is what others are compared with.",
+            autocompletion=complete.graph_files,
         ),
     ] = None,
     workload: Annotated[

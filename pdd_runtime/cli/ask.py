@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,18 @@ def question(text: str) -> str:
         ) from error
 
 
-def ask_running(text: str, graph: str | None, max_tokens: int, consoles: Consoles) -> None:
+def ask_running(text: str, graph: str | None, max_tokens: int, as_json: bool, consoles: Consoles) -> None:
     """`pdd-runtime ask`."""
 
     async def run() -> None:
-        await ask(consoles.out, await url_of(find(graph)), question(text), max_tokens)
+        url, asked = await url_of(find(graph)), question(text)
+        if not as_json:
+            await ask(consoles.out, url, asked, max_tokens)
+            return
+        pieces: list[str] = []
+        with consoles.busy("answering"):
+            body = await _answered(url, asked, max_tokens, pieces.append)
+        consoles.json({"answer": "".join(pieces), "timeline": body})
 
     asyncio.run(run())
 
@@ -80,6 +87,20 @@ async def ask(console: Console, url: str, text: str, max_tokens: int) -> None:
     """Print the answer piece by piece, then draw the timeline. Raises `PddError`."""
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN].rsplit(maxsplit=1)[0]} … ({len(text)} characters)"
     console.print(Text.assemble(("you: ", "bold"), shown))
+
+    def show(piece: str) -> None:
+        console.out(plain(piece), end="", highlight=False)
+        console.file.flush()
+
+    try:
+        body = await _answered(url, text, max_tokens, show)
+    finally:
+        console.out("\n")
+    console.print(timeline.draw(body, timeline.axis_width(console.width)))
+
+
+async def _answered(url: str, text: str, max_tokens: int, take: Callable[[str], None]) -> dict[str, Any]:
+    """Give the answer to `take`, piece by piece. Returns the timeline. Raises `PddError`."""
     async with client(url) as http:
         request = {
             "model": await model_name(url),
@@ -94,15 +115,11 @@ async def ask(console: Console, url: str, text: str, max_tokens: int) -> None:
                     await answer.aread()
                     _checked(answer)
                 async for piece in _pieces(answer):
-                    console.out(plain(piece), end="", highlight=False)
-                    console.file.flush()
+                    take(piece)
                 request_id = answer.headers["x-pdd-request-id"]
         except httpx.HTTPError as error:
             raise _unreachable(url, error) from error
-        finally:
-            console.out("\n")
-        body = await fetch_timeline(http, request_id, _SETTLED)
-        console.print(timeline.draw(body, timeline.axis_width(console.width)))
+        return await fetch_timeline(http, request_id, _SETTLED)
 
 
 async def fetch_timeline(

@@ -76,6 +76,16 @@ def processes(ctx: typer.Context, incomplete: str) -> list[str]:
     return sorted({*names, "frontend", "launcher"})
 
 
+@_quiet
+def distributions(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Those that bring plugins."""
+    from importlib.metadata import entry_points
+
+    from pdd_runtime.plugins.manager import GROUP
+
+    return sorted({point.dist.name for point in entry_points(group=GROUP) if point.dist})
+
+
 def _names(*, stopped: bool = False) -> list[str]:
     from pdd_runtime.launch import GraphState
 

@@ -116,7 +116,12 @@ def _chosen(state: GraphState, pool: str | None) -> dict[str, Path]:
     if state.launcher_log.exists():
         found["launcher"] = state.launcher_log
     if not found:
-        raise LaunchError(f"graph {state.name} has no logs", where=str(state.logs), fix="was it ever started?")
+        names = [known.name for known in GraphState.all(stopped=True)]
+        raise LaunchError(
+            f"graph {state.name} has no logs",
+            where=str(state.logs),
+            fix=nearest(state.name, names) or "was it ever started?",
+        )
     if pool is None:
         return found
     chosen = {name: path for name, path in found.items() if pool in (name, name.partition("/")[0])}

@@ -43,7 +43,7 @@ GraphFile = Annotated[
 Name = Annotated[
     str | None,
     typer.Argument(
-        metavar="[NAME|GRAPH]",
+        metavar="NAME|GRAPH",
         help="A running graph's name, or its file. Default: the one.",
         autocompletion=complete.graph_names,
     ),

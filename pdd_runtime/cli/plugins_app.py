@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pdd_runtime.cli import complete
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.options import Format, Output, examples
 
@@ -38,7 +39,14 @@ def plugins_list(output: Output = Format.table) -> None:
     ),
 )
 def plugins_check(
-    distribution: Annotated[str, typer.Argument(metavar="DIST", help="An installed distribution, by its name.")],
+    distribution: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIST",
+            help="An installed distribution, by its name.",
+            autocompletion=complete.distributions,
+        ),
+    ],
     output: Output = Format.table,
 ) -> None:
     """Check that a distribution's plugins keep their contracts.
