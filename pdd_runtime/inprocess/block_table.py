@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from pdd_runtime.errors import CapacityError
 from pdd_runtime.kv import Block, BlockStore, child
-from pdd_runtime.kv.layout import DTYPE_BYTES
 
 
 class BlockTable:
@@ -93,10 +92,6 @@ class BlockTable:
             self._store.release((mine,))
             self.blocks[index] = present
 
-    def _rows(self, block: int) -> NDArray[np.generic]:
-        """The elements of a block as they lie there, with the tokens first."""
-        layout = self._store.layout
-        sizes = {"l": layout.layers, "k": 2, "t": self._size, "h": layout.kv_heads // layout.tp_size, "d": -1}
-        elements = np.frombuffer(self._store.memory(block), f"u{DTYPE_BYTES[layout.dtype]}")
-        shaped = elements.reshape(layout.tp_size, *(sizes[axis] for axis in layout.axes))
-        return np.moveaxis(shaped, 1 + layout.axes.index("t"), 0)
+    def _rows(self, block: int) -> NDArray[np.unsignedinteger]:
+        """The elements of a block, tokens first."""
+        return np.moveaxis(self._store.layout.elements(self._store.memory(block)), 2, 0)

@@ -19,7 +19,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -83,7 +82,7 @@ class EngineConformance(SamplingConformance):
         numbers = [harness.store.find(block.name) for block in blocks]
         assert None not in numbers
         tail = harness.store.memory(numbers[-1] or 0)
-        rows = np.frombuffer(tail, np.uint8).reshape(layout.layers, 2, layout.block_size, -1)
+        rows = layout.elements(tail)
         assert rows[:, :, :1].any(), "the tail's token has no KV"
         assert not rows[:, :, 1:].any(), "bytes of something else stand behind the tail"
 
