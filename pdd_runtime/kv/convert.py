@@ -81,7 +81,7 @@ class Run:
 
     def __init__(self, conversion: Conversion, start: int, end: int) -> None:
         """`start`: where one of the target's blocks begins. `end`: the last block may be partial on either side."""
-        self._conversion, self._start, self._end = conversion, start, end
+        self.conversion, self._start, self._end = conversion, start, end
         size = conversion.target.block_size
         self._left = [min(size, end - at) for at in range(start, end, size)]
         self._added: set[int] = set()
@@ -93,18 +93,18 @@ class Run:
         if at in self._added:
             return []
         self._added.add(at)
-        size, whole = self._conversion.target.block_size, []
-        position, until = max(at, self._start), min(at + self._conversion.source.block_size, self._end)
+        size, whole = self.conversion.target.block_size, []
+        position, until = max(at, self._start), min(at + self.conversion.source.block_size, self._end)
         while position < until:
             index = (position - self._start) // size
             begin = self._start + index * size
             end = min(begin + size, self._end)
             count = min(until, end) - position
             memory = target(index)
-            self._conversion.tokens(source, position - at, memory, position - begin, count)
+            self.conversion.tokens(source, position - at, memory, position - begin, count)
             position += count
             if position == end:
-                self._conversion.finish(source, memory, end - begin)
+                self.conversion.finish(source, memory, end - begin)
             self._left[index] -= count
             if not self._left[index]:
                 whole.append(index)

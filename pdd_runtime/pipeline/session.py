@@ -195,6 +195,7 @@ class Session:
             endpoint=giver.member.transports.get(transport, ""),
             epoch=giver.key.epoch,
             source=giver.key.pool,
+            layout=giver.member.info.layout if giver.member.info else None,
             salt=self.request.salt,
             timeout=deadlines.FETCH,
         )

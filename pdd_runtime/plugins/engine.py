@@ -226,8 +226,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type[BaseModel]]
-    """Where it has a field `block_size`, that is the tokens in a block of the engine's layout: `validate` compares
-    those of pools between which KV moves. `kv_memory` is the bytes that its blocks may take, for `doctor`."""
+    """Where it has a field `kv_memory`, that is the bytes that its blocks may take, for `doctor`."""
 
     def __init__(self, config: BaseModel, model: ModelSpec) -> None:
         self.config, self.model = config, model

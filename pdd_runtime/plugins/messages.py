@@ -71,7 +71,7 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fetching(msgspec.Struct, frozen=True, tag="fetching"):
-    """At once: what the fetch has to do."""
+    """At once: what the fetch has to do, in blocks as they are cut here."""
 
     blocks_cached: int
     """Here already, and retained."""
@@ -82,8 +82,9 @@ class FetchProgress(msgspec.Struct, frozen=True, tag="progress"):
     """Now and then: what has come so far."""
 
     blocks: int
+    """As the source cuts them, as in the report at the end."""
     bytes: int
-    """Of the blocks that are whole."""
+    """Of those blocks: what has crossed the network."""
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):

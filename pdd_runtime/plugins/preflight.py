@@ -21,7 +21,7 @@ def preflight(loaded: LoadedGraph, plugins: PluginManager) -> list[PddError]:
     """Everything that is wrong, each with its place in the graph's file."""
     faults = [*_references(loaded, plugins)]
     # What compares settings needs settings that are right.
-    return faults or [*_handoff_edges(loaded, plugins), *_layouts(loaded, plugins), *_capabilities(loaded, plugins)]
+    return faults or [*_handoff_edges(loaded, plugins), *_capabilities(loaded, plugins)]
 
 
 def _references(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
@@ -73,33 +73,6 @@ def _handoff_edges(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddE
                 why=f"the relay pool has edges for {', '.join(sorted(feeds)) or 'nothing'}",
                 fix=f"add an edge {{from: {name}, to: MAIN, carries: {carries}{more}}}, or choose another strategy",
             )
-
-
-def _layouts(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
-    """Blocks that move from pool to pool must lie alike on both sides, as far as the settings say how."""
-    spec = loaded.graph.spec
-    for edge in spec.edges:
-        if edge.carries != "kv":
-            continue
-        ours, theirs = (_block_size(spec.pools[pool].engine, plugins) for pool in (edge.source, edge.target))
-        if None in (ours, theirs) or ours == theirs:
-            continue
-        own = next(
-            (pool for pool in (edge.target, edge.source) if "block_size" in spec.pools[pool].engine.config), edge.target
-        )
-        yield GraphError(
-            f'pools "{edge.source}" and "{edge.target}" cut KV into blocks of {ours} and {theirs} tokens',
-            where=loaded.locate(("spec", "pools", own, "engine", "config", "block_size")),
-            why="KV moves between them block by block, and blocks are not converted",
-            fix="set the same block_size in both",
-        )
-
-
-def _block_size(engine: PluginRef, plugins: PluginManager) -> int | None:
-    """See `Engine.Config`."""
-    config = plugins.configure(plugins.engine(engine.plugin), engine.config, "")
-    size = getattr(config, "block_size", None)
-    return size if isinstance(size, int) else None
 
 
 def _capabilities(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:

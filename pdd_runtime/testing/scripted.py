@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, CapacityError, EngineError, PddError, RequestError
-from pdd_runtime.kv import BlockStore, KvLayout, seed
+from pdd_runtime.kv import BlockStore, seed
 from pdd_runtime.plugins.engine import (
     BlocksReady,
     Capabilities,
@@ -38,8 +38,6 @@ from pdd_runtime.testing.scripted_config import ScriptedConfig
 from pdd_runtime.testing.toy_choice import ToyChoice
 from pdd_runtime.testing.toy_model import ToyModel
 from pdd_runtime.testing.toy_sequence import ToySequence
-
-_LAYERS = 2
 
 
 class _Request:
@@ -116,14 +114,7 @@ class ScriptedEngine(Engine):
         await asyncio.sleep(config.start_time)
         if config.start_error:
             raise EngineError(config.start_error)
-        layout = KvLayout(
-            layers=_LAYERS,
-            kv_heads=1,
-            head_dim=config.token_bytes // (_LAYERS * 2 * 4),
-            dtype="float32",
-            block_size=config.block_size,
-            rope="none",
-        )
+        layout = config.layout
         source = f"scripted/{self.model.source}/{config.vocab_size}/{config.alphabet}/{config.eos_every}"
         vocabulary = range(32, 127) if config.alphabet == "ascii" else range(256)
         self._host = host

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
+from pdd_runtime.kv import KvLayout
+from pdd_runtime.kv.layout import DTYPE_BYTES
 from pdd_runtime.testing import byte_tokenizer
+
+_LAYERS = 2
 
 
 class ScriptedConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
@@ -25,6 +29,13 @@ class ScriptedConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
     token_bytes: int = Field(128, ge=16, multiple_of=16)
     """Bytes of KV a token."""
     block_size: int = Field(16, ge=1)
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the KV. Its numbers are exact in all of them."""
+    kv_heads: int = Field(1, ge=1)
+    tp_size: int = Field(1, ge=1)
+    """Shards that the KV lies in."""
+    axes: str = "lkthd"
+    """Order of layers, K and V, tokens, heads and elements in a shard of a block."""
     capacity_blocks: int = Field(1024, ge=1)
     context_length: int = Field(8192, ge=2)
     batch_limit: int = Field(16, ge=1)
@@ -41,3 +52,22 @@ class ScriptedConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """Fail to start, with this message."""
     crash_after: int | None = Field(None, ge=1)
     """Fail for good after so many tokens."""
+
+    @model_validator(mode="after")
+    def _check_layout(self) -> Self:
+        if self.layout.token_bytes != self.token_bytes:
+            raise ValueError(f"{self.token_bytes} bytes a token cannot be split over {self.kv_heads} heads")
+        return self
+
+    @property
+    def layout(self) -> KvLayout:
+        return KvLayout(
+            layers=_LAYERS,
+            kv_heads=self.kv_heads,
+            head_dim=self.token_bytes // (_LAYERS * 2 * self.kv_heads * DTYPE_BYTES[self.dtype]),
+            dtype=self.dtype,
+            block_size=self.block_size,
+            rope="none",
+            axes=self.axes,
+            tp_size=self.tp_size,
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -33,7 +34,9 @@ class ToyModel:
         is `eos`."""
         self.layout, self.vocabulary, self.eos, self.eos_every = layout, vocabulary, eos, eos_every
         self.start = xxhash.xxh3_64_intdigest(source.encode())
-        pattern = np.random.default_rng(self.start).integers(0, 2**63, layout.token_bytes // 8, dtype=np.uint64)
+        self._row = (layout.layers, 2, layout.tp_size, layout.kv_heads // layout.tp_size, layout.head_dim)
+        words = -(-math.prod(self._row) // 4)
+        pattern = np.random.default_rng(self.start).integers(0, 2**63, words, dtype=np.uint64)
         self._pattern = pattern * np.uint64(2) + np.uint64(1)
 
     def states(self, last: int, tokens: Sequence[int]) -> list[int]:
@@ -44,16 +47,19 @@ class ToyModel:
             states.append(last)
         return states
 
-    def rows(self, states: Sequence[int]) -> NDArray[np.uint8]:
-        """The K and V of positions with these states: `[layers, 2, tokens, bytes of a token's K in one layer]`."""
-        rows = np.array(states, dtype=np.uint64)[:, None] * self._pattern[None, :]
-        shaped = rows.view(np.uint8).reshape(len(states), self.layout.layers, 2, -1)
-        return shaped.transpose(1, 2, 0, 3)
+    def rows(self, states: Sequence[int]) -> NDArray[Any]:
+        """The K and V of positions with these states, in the order of `KvLayout.elements`, but `len(states)` tokens.
 
-    def view(self, memory: memoryview) -> NDArray[np.uint8]:
-        """A block's memory as `[layers, 2, block_size, bytes of a token's K in one layer]`, not copied."""
-        layout = self.layout
-        return np.frombuffer(memory, np.uint8).reshape(layout.layers, 2, layout.block_size, -1)
+        The numbers are exact in every dtype: a bfloat16's sign and fraction, and four bits of exponent around 1.
+        """
+        products = np.array(states, dtype=np.uint64)[:, None] * self._pattern[None, :]
+        words = products.view("<u2")[:, : math.prod(self._row)]
+        bits: NDArray[Any] = (words & 0x807F) | (((words >> 7 & 15) + 120) << 7)
+        if self.layout.dtype != "bfloat16":
+            bits = bits.astype(np.uint32) << 16
+        if self.layout.dtype == "float16":
+            bits = bits.view(np.float32).astype(np.float16).view(np.uint16)
+        return bits.reshape(-1, *self._row).transpose(1, 2, 0, 3, 4, 5)
 
     def next(self, state: int, position: int, sampling: Sampling) -> Token:
         """The token at `position`, after `state`."""

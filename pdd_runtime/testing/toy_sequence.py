@@ -65,7 +65,7 @@ class ToySequence:
         if not rest:
             return
         self._write(computed)
-        self.model.view(self.store.memory(self.blocks[index]))[:, :, rest:] = 0
+        self.model.layout.elements(self.store.memory(self.blocks[index]))[:, :, rest:] = 0
         start, parent = index * self._size, self._parents[index]
         name = child(parent, self.tokens[start:computed])
         self.store.commit(Block(name, parent, start, rest), self.blocks[index])
@@ -93,7 +93,7 @@ class ToySequence:
         while self._written < to:
             index, offset = divmod(self._written, self._size)
             n = min(self._size - offset, to - self._written)
-            view = self.model.view(self.store.memory(self.blocks[index]))
+            view = self.model.layout.elements(self.store.memory(self.blocks[index]))
             view[:, :, offset : offset + n] = rows[:, :, self._written - done : self._written - done + n]
             self._written += n
 
@@ -102,7 +102,7 @@ class ToySequence:
             start = index * self._size
             expected = self.model.rows(self.states[start : start + self._size])
             tokens = expected.shape[2]
-            view = self.model.view(self.store.memory(number))
+            view = self.model.layout.elements(self.store.memory(number))
             if not np.array_equal(view[:, :, :tokens], expected) or view[:, :, tokens:].any():
                 raise EngineError(
                     f"the cached KV of tokens {start} to {start + tokens} is wrong",

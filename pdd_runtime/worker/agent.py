@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from pdd_runtime.errors import CapacityError, DeadlineExceeded, PddError, TransferError
-from pdd_runtime.kv import Block, chain, seed
+from pdd_runtime.kv import Block, Conversion, KvLayout, chain, seed
 from pdd_runtime.plugins.engine import EngineInfo
 from pdd_runtime.plugins.messages import Fetched, FetchEvent, Fetching, FetchProgress, FetchRequest
-from pdd_runtime.plugins.transport import Subscription, TransferReport, Transport, Wanted
+from pdd_runtime.plugins.transport import BlockSink, Subscription, TransferReport, Transport, Wanted
+from pdd_runtime.worker.converting import Converter
 from pdd_runtime.worker.fetch import Claims, Fetch
 from pdd_runtime.worker.sink import FetchSink
 from pdd_runtime.worker.source import Source
@@ -32,6 +33,7 @@ class Agent:
         """`secret`: the graph's, which every source asks for."""
         self.source, self._secret = source, secret
         self._store, self._info, self._cluster = store, info, cluster
+        self._converter = Converter(info.layout)
         self._claims: Claims = {}
         self._fetches: set[Fetch] = set()
         self._refusal = ""
@@ -45,12 +47,15 @@ class Agent:
 
     async def fetch(self, request: FetchRequest, transport: Transport) -> AsyncGenerator[FetchEvent, None]:
         """Have the KV of `request.tokens` here, and hold it until this generator is closed. `Fetching`, now and then
-        `FetchProgress`, then `Fetched`. Raises `CapacityError` where no room comes, `DeadlineExceeded`, and what the
-        transport raises; what has arrived then stays in the cache."""
+        `FetchProgress`, then `Fetched`. Raises `CapacityError` where no room comes, `DeadlineExceeded`, `LayoutError`
+        where the source's KV cannot become ours, and what the transport raises; what has arrived then stays in the
+        cache."""
         if self._refusal:
             raise TransferError(self._refusal, where=f"request {request.id}", fix="use another worker")
         deadline = asyncio.get_running_loop().time() + request.timeout
-        fetch = Fetch(self._store, self._claims, self._chain(request), self._discard)
+        layout = self._info.layout
+        conversion = self._converter.conversion(request.layout or layout)
+        fetch = Fetch(self._store, self._claims, self._chain(request, layout), self._discard)
         self._fetches.add(fetch)
         self._idle.clear()
         try:
@@ -61,8 +66,8 @@ class Agent:
             if fetch.missing:
                 async with _until(deadline, lambda: self._full(request, fetch)):
                     await fetch.make_room()
-                subscription = self._subscription(request, fetch, deadline)
-                fetch.begin(lambda sink: _run(transport, request, subscription, sink))
+                missing = fetch.missing
+                fetch.begin(lambda sink: self._receive(request, transport, conversion, missing, sink, deadline))
                 async for event in self._progress(request, fetch, deadline + SLACK):
                     yield event
             report = fetch.report()
@@ -93,6 +98,27 @@ class Agent:
         for fetch in tuple(self._fetches):
             fetch.close()
             await fetch.ended()
+        self._converter.close()
+
+    async def _receive(
+        self,
+        request: FetchRequest,
+        transport: Transport,
+        conversion: Conversion | None,
+        missing: Sequence[Block],
+        sink: FetchSink,
+        deadline: float,
+    ) -> TransferReport:
+        """Bring the missing blocks, straight from the source or by way of a conversion."""
+
+        async def transfer(blocks: Sequence[Block], sink: BlockSink) -> TransferReport:
+            return await _run(transport, request, self._subscription(request, blocks, deadline), sink)
+
+        if conversion is None:
+            return await transfer(missing, sink)
+        start, source = missing[0].start, conversion.source
+        blocks = self._chain(request, source)[start // source.block_size :]
+        return await self._converter.receive(conversion, blocks, start, sink, transfer, deadline)
 
     def _discard(self, fetch: Fetch) -> None:
         self._fetches.discard(fetch)
@@ -110,20 +136,20 @@ class Agent:
             pause = told_at + PROGRESS_PERIOD - loop.time()
             if pause > 0:
                 await fetch.ended(pause)
-            if fetch.transferring and fetch.landed > told:
-                told, told_at = fetch.landed, loop.time()
-                yield FetchProgress(told, told * self._info.layout.block_bytes)
+            if fetch.transferring and fetch.received > told:
+                told, told_at = fetch.received, loop.time()
+                yield FetchProgress(told, told * (request.layout or self._info.layout).block_bytes)
 
-    def _chain(self, request: FetchRequest) -> list[Block]:
-        layout = self._info.layout
+    def _chain(self, request: FetchRequest, layout: KvLayout) -> list[Block]:
+        """The blocks of the request's tokens, as that layout cuts them."""
         root = seed(self._info.fingerprint, layout.spec, salt=request.salt)
         return chain(root, request.tokens, layout.block_size)
 
-    def _subscription(self, request: FetchRequest, fetch: Fetch, deadline: float) -> Subscription:
+    def _subscription(self, request: FetchRequest, blocks: Sequence[Block], deadline: float) -> Subscription:
         return Subscription(
             request_id=request.id,
-            blocks=tuple(Wanted(block.name, block.tokens) for block in fetch.missing),
-            layout=self._info.layout,
+            blocks=tuple(Wanted(block.name, block.tokens) for block in blocks),
+            layout=request.layout or self._info.layout,
             fingerprint=self._info.fingerprint,
             epoch=request.epoch,
             cluster=self._cluster,
@@ -143,7 +169,7 @@ class Agent:
 
 
 async def _run(
-    transport: Transport, request: FetchRequest, subscription: Subscription, sink: FetchSink
+    transport: Transport, request: FetchRequest, subscription: Subscription, sink: BlockSink
 ) -> TransferReport:
     try:
         return await transport.fetch(request.endpoint, subscription, sink)

@@ -34,12 +34,14 @@ class Fetch:
         self._landing: list[int] = []
         """The numbers of the blocks that the wanted ones are received into, where they are not in `_held`."""
         self._whole: set[int] = set()
+        self.received = 0
+        """Blocks that have crossed the network, as their source cuts them."""
         self._committed = 0
         self._mine: dict[bytes, asyncio.Event] = {}
         self._closed = False
         self._transfer: asyncio.Task[TransferReport] | None = None
         self.progress = asyncio.Event()
-        """Set when a block lands and when the transfer ends."""
+        """Set when a block has come and when the transfer ends."""
 
     @property
     def missing(self) -> Sequence[Block]:
@@ -54,11 +56,6 @@ class Fetch:
     def tokens_here(self) -> int:
         """Leading tokens whose KV is here, and held."""
         return sum(block.tokens for block in self._blocks[: len(self._held)])
-
-    @property
-    def landed(self) -> int:
-        """Blocks received whole."""
-        return len(self._whole)
 
     @property
     def transferring(self) -> bool:
@@ -96,9 +93,8 @@ class Fetch:
 
     def begin(self, run: Callable[[FetchSink], Coroutine[Any, Any, TransferReport]]) -> None:
         """Start the transfer of the wanted blocks into their memory."""
-        sink = FetchSink(
-            [self._store.memory(number) for number in self._landing], asyncio.get_running_loop(), self._on_whole
-        )
+        memory = [self._store.memory(number) for number in self._landing]
+        sink = FetchSink(memory, asyncio.get_running_loop(), self._on_received, self._on_whole)
 
         async def transfer() -> TransferReport:
             try:
@@ -132,6 +128,10 @@ class Fetch:
         if self._closed:
             raise Cancelled("the fetch was closed")
 
+    def _on_received(self) -> None:
+        self.received += 1
+        self.progress.set()
+
     def _on_whole(self, index: int) -> None:
         """A wanted block is in memory: commit it, if all before it are; names are a chain."""
         self._whole.add(index)
@@ -143,7 +143,6 @@ class Fetch:
             self._held.append(present)
             self._committed += 1
             self._arrived(block.name)
-        self.progress.set()
 
     def _on_end(self, transfer: asyncio.Task[TransferReport]) -> None:
         if not transfer.cancelled():

@@ -73,10 +73,10 @@ class Source:
         difference = subscription.layout.difference(self._info.layout)
         if difference is not None:
             raise LayoutError(
-                "the two sides lay out KV differently",
+                "this worker lays out KV otherwise than the subscriber believes",
                 where=where,
-                why=f"receiver and sender differ in {difference}",
-                fix="give both pools' engines the same settings",
+                why=f"{difference} (subscriber: {subscription.layout}; here: {self._info.layout})",
+                fix="ask with the layout that this worker's member shows in discovery",
             )
         feed = SourceFeed(subscription, self._loop, self._unpin, self._detach)
         self._loop.call_soon_threadsafe(self._attach, feed)

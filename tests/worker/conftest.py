@@ -8,8 +8,9 @@ import random
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 from pdd_runtime.discovery import RegistryServer
 from pdd_runtime.errors import TransferError
 from pdd_runtime.graph import loads
-from pdd_runtime.kv import KvLayout, chain, seed
+from pdd_runtime.kv import Block, KvLayout, chain, seed
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.engine import Capabilities, EngineInfo, Load
 from pdd_runtime.plugins.messages import Empty, Fetched, FetchEvent, Fetching, FetchRequest
@@ -34,6 +35,7 @@ from pdd_runtime.plugins.transport import (
 )
 from pdd_runtime.rpc import Greeting, RpcConnection, RpcServer, connect
 from pdd_runtime.testing.kv_parties import Context
+from pdd_runtime.testing.toy_model import ToyModel
 from pdd_runtime.worker.activity import Activity
 from pdd_runtime.worker.agent import Agent
 from pdd_runtime.worker.source import Source
@@ -70,6 +72,7 @@ class Loopback(Transport):
         self.fetches = 0
         self.moved = 0
         """Blocks, over all fetches."""
+        self.asked: list[Subscription] = []
 
     async def serve(self, source: BlockSource, host: str) -> str:
         self.source = source
@@ -80,9 +83,10 @@ class Loopback(Transport):
         self.fetches += 1
         if self.crash:
             raise KeyError("crash")
+        self.asked.append(subscription)
         feed = self.source.open(subscription)
         stop = threading.Event()
-        work = asyncio.ensure_future(asyncio.to_thread(self._work, feed, len(subscription.blocks), sink, stop))
+        work = asyncio.ensure_future(asyncio.to_thread(self._work, feed, subscription, sink, stop))
         try:
             return await asyncio.shield(work)
         finally:
@@ -93,10 +97,13 @@ class Loopback(Transport):
     async def close(self) -> None:
         pass
 
-    def _work(self, feed: Feed, blocks: int, sink: BlockSink, stop: threading.Event) -> TransferReport:
+    def _work(self, feed: Feed, subscription: Subscription, sink: BlockSink, stop: threading.Event) -> TransferReport:
+        blocks = len(subscription.blocks)
         try:
             taken = list(self._take(feed, blocks, stop))
-            return self._deliver(feed, taken, blocks, sink, stop)
+            come = self._deliver(feed, taken, blocks, sink, stop)
+            size = come * subscription.layout.block_bytes
+            return TransferReport(bytes=size, blocks=come, gone=blocks - come, seconds=0.01)
         finally:
             feed.close()
 
@@ -105,12 +112,11 @@ class Loopback(Transport):
             if isinstance(outcome := self._next(feed, stop), Ready):
                 yield outcome
 
-    def _deliver(
-        self, feed: Feed, taken: list[Ready], blocks: int, sink: BlockSink, stop: threading.Event
-    ) -> TransferReport:
+    def _deliver(self, feed: Feed, taken: list[Ready], blocks: int, sink: BlockSink, stop: threading.Event) -> int:
+        """How many came."""
         if self.shuffle:
             self.shuffle.shuffle(taken)
-        come = gone = 0
+        come = 0
         for number in range(len(taken) if self.shuffle else blocks):
             while self.gated and not self.gate.acquire(timeout=0.005):
                 self._stopped(stop, sink)
@@ -118,14 +124,13 @@ class Loopback(Transport):
             if self.break_after is not None and self.moved >= self.break_after:
                 raise TransferError("the line broke")
             if isinstance(outcome, Gone):
-                gone += 1
                 continue
             sink.memory(outcome.index)[:] = outcome.memory
             self.moved += 1
             come += 1
             sink.done(outcome.index)
             feed.sent(outcome.index)
-        return TransferReport(bytes=come * LAYOUT.block_bytes, blocks=come, gone=blocks - come, seconds=0.01)
+        return come
 
     def _next(self, feed: Feed, stop: threading.Event) -> Ready | Gone:
         while True:
@@ -140,7 +145,8 @@ class Loopback(Transport):
         if self.linger and sink is not None:
             self.lingering.set()
             self.linger.wait(PATIENCE)
-            sink.memory(0)[:] = b"\xff" * LAYOUT.block_bytes
+            memory = sink.memory(0)
+            memory[:] = b"\xff" * len(memory)
         raise TransferError("cancelled")
 
 
@@ -166,6 +172,7 @@ class Side:
             capabilities=Capabilities(),
         )
         self.root = seed(fingerprint, layout.spec)
+        self.toy = ToyModel("m", layout, (), 0, None)
         self.store = WorkerStore(layout, blocks)
         self.activity = Activity()
         self.source = Source(self.store, self.info, epoch, self.activity, secret="shared", grace=grace)
@@ -173,17 +180,27 @@ class Side:
 
     def publish(self, tokens: Sequence[int], first: int = 0, last: int | None = None) -> None:
         """What an engine does: commit blocks `first` to `last` of a sequence, and hold none."""
-        for block in chain(self.root, tokens, SIZE)[first:last]:
+        for block in self.blocks(tokens)[first:last]:
             (number,) = self.store.allocate(1)
-            self.store.memory(number)[:] = content(block.name)
+            self.store.memory(number)[:] = self.content(tokens, block)
             self.store.commit(block, number)
             self.store.release([number])
 
+    def blocks(self, tokens: Sequence[int]) -> list[Block]:
+        return chain(self.root, tokens, self.info.layout.block_size)
+
+    def content(self, tokens: Sequence[int], block: Block) -> bytes:
+        """The KV of these tokens as this side lays it out: the same numbers in every layout."""
+        memory = bytearray(self.info.layout.block_bytes)
+        states = self.toy.states(self.toy.start, tokens[: block.start + block.tokens])[block.start :]
+        self.info.layout.elements(memoryview(memory))[:, :, : block.tokens] = self.toy.rows(states)
+        return bytes(memory)
+
     def bytes_right(self, tokens: Sequence[int]) -> bool:
         """Every cached block of the sequence has the bytes that belong to its name."""
-        for block in chain(self.root, tokens, SIZE):
+        for block in self.blocks(tokens):
             number = self.store.find(block.name)
-            if number is not None and bytes(self.store.memory(number)) != content(block.name):
+            if number is not None and bytes(self.store.memory(number)) != self.content(tokens, block):
                 return False
         return True
 
@@ -194,14 +211,9 @@ class Side:
         await until(lambda: self.store.stats.used == 0 and self.agent.sessions == 0)
 
 
-def content(name: bytes) -> bytes:
-    return random.Random(name).randbytes(LAYOUT.block_bytes)
-
-
-def request(tokens: Sequence[int], request_id: str = "r", timeout: float = PATIENCE, epoch: str = "e1") -> FetchRequest:
-    return FetchRequest(
-        id=request_id, tokens=tuple(tokens), transport="loopback", endpoint="loopback", epoch=epoch, timeout=timeout
-    )
+def request(tokens: Sequence[int], request_id: str = "r", timeout: float = PATIENCE, **more: Any) -> FetchRequest:
+    where = {"transport": "loopback", "endpoint": "loopback", "epoch": "e1", **more}
+    return FetchRequest(id=request_id, tokens=tuple(tokens), timeout=timeout, **where)
 
 
 class Pair:
@@ -216,7 +228,8 @@ class Pair:
     ) -> AsyncIterator[list[FetchEvent]]:
         """A fetch up to `Fetched`; held inside the `async with`."""
         seen: list[FetchEvent] = []
-        async with aclosing(self.here.agent.fetch(request(tokens, request_id, timeout), self.transport)) as events:
+        asked = request(tokens, request_id, timeout, layout=self.there.info.layout)
+        async with aclosing(self.here.agent.fetch(asked, self.transport)) as events:
             async for event in events:
                 seen.append(event)
                 if isinstance(event, Fetched):
@@ -229,14 +242,26 @@ class Pair:
         await self.there.unused()
 
 
-@pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    here, there, transport = Side(), Side(), Loopback()
+@asynccontextmanager
+async def paired(here: Side, there: Side) -> AsyncIterator[Pair]:
+    """The two, joined until the end of a test, and then closed with nothing in use."""
+    transport = Loopback()
     await transport.serve(there.source, "")
     yield Pair(here, there, transport)
     await here.agent.close()
     await there.agent.close()
     await until(lambda: here.store.stats.used == 0 and there.store.stats.used == 0)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    async with paired(Side(), Side()) as pair:
+        yield pair
+
+
+@pytest.fixture
+def make_pair() -> Callable[[Side, Side], AbstractAsyncContextManager[Pair]]:
+    return paired
 
 
 @pytest.fixture

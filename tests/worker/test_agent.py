@@ -291,12 +291,14 @@ async def test_another_model_is_refused(pair: Any, make_side: Any) -> None:
             pass
 
 
-async def test_another_layout_is_refused(pair: Any, make_side: Any) -> None:
+async def test_another_layout_than_it_was_told_is_refused(pair: Any, make_side: Any) -> None:
     layout = msgspec.structs.replace(pair.here.info.layout, rope="none")
     await pair.transport.serve(make_side(layout=layout).source, "")
-    with pytest.raises(LayoutError, match="rope: half != none"):
+    with pytest.raises(LayoutError, match="rope: half != none") as refused:
         async with pair.fetching(TOKENS):
             pass
+    assert str(layout) in refused.value.why
+    assert str(pair.here.info.layout) in refused.value.why
 
 
 async def test_a_deadline_ends_a_fetch(pair: Any) -> None:
