@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import uvloop
 from pydantic import ValidationError
 
 from pdd_runtime.errors import GraphError, PddError
@@ -49,7 +50,7 @@ def main() -> None:
         frontend = graph.spec.frontend
         key = WorkerKey("frontend", options.index, options.epoch)
         with listen(frontend.host, options.port or frontend.port, shared=frontend.replicas > 1) as sock:
-            asyncio.run(_run(graph, options.discovery, key, os.environ.get("PDD_SECRET", ""), sock))
+            uvloop.run(_run(graph, options.discovery, key, os.environ.get("PDD_SECRET", ""), sock))
     except PddError as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(CANNOT_START)
@@ -131,7 +132,7 @@ async def _serve(
         await service.stop(0 if lifetime.orphaned.is_set() else PATIENCE)
     finally:
         warming.cancel()
-        server.should_exit = True
+        server.stop()
         await asyncio.wait([serving, warming])
     serving.result()
 

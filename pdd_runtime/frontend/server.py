@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import socket
@@ -60,13 +61,29 @@ def url(sock: socket.socket) -> str:
 class Server(uvicorn.Server):
     """Leaves signals to the process, which has more to stop than this."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = asyncio.Event()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    def stop(self) -> None:
+        """Have `serve` return."""
+        self.should_exit = True
+        self._stopped.set()
+
+    async def main_loop(self) -> None:
+        # uvicorn's own wakes up ten times a second; once is enough for the date in the headers.
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._stopped.wait()
+
 
 def create_server(app: ASGIApp) -> Server:
-    """`serve(sockets=[...])` runs it; setting `should_exit` stops it."""
+    """`serve(sockets=[...])` runs it; `stop` stops it."""
     return Server(
         uvicorn.Config(
             app,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -24,7 +24,7 @@ LINGER = 1.0
 class Heartbeat(msgspec.Struct, frozen=True):
     """A killed process is noticed at once, by its closed sockets; this notices a silent one."""
 
-    interval: float = 0.5
+    interval: float = 1.0
     """Seconds between signs of life."""
     dead_after: float = 5.0
     """Seconds of silence. Long, because a worker whose cores are busy is not dead."""
@@ -101,8 +101,8 @@ class Channel(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = transport = cast(asyncio.Transport, transport)
         self.outbox = Outbox(transport)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -15,6 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
+import uvloop
 from pydantic import ValidationError
 
 from pdd_runtime.errors import GraphError, PddError
@@ -35,7 +36,7 @@ CANNOT_START, ENGINE_FAILED = 3, 4
 def main() -> None:
     options = _parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sys.exit(asyncio.run(_run(options)))
+    sys.exit(uvloop.run(_run(options)))
 
 
 def _parse() -> argparse.Namespace:

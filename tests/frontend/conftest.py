@@ -184,7 +184,7 @@ async def given() -> AsyncIterator[Callable[..., Awaitable[Given]]]:
             serving = asyncio.create_task(server.serve(sockets=[sock]))
 
             async def stop() -> None:
-                server.should_exit = True
+                server.stop()
                 await serving
 
             stack.push_async_callback(stop)
