@@ -25,6 +25,7 @@ from pdd_runtime.plugins.engine import Load, Sampling, Token
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty
 from pdd_runtime.rpc import Greeting, RpcServer, connect
+from tests.waiting import PATIENCE, until
 
 SECRET = "only-for-tests"
 GRAPH = """
@@ -88,7 +89,7 @@ class Fleet:
         for pool in pools or self.graph.spec.pools:
             for index in range(self.graph.spec.pools[pool].replicas):
                 await self.spawn(pool, index)
-        await self.until(lambda: self.ready() >= len(self.processes), 20)
+        await until(lambda: self.ready() >= len(self.processes))
 
     def ready(self) -> int:
         return sum(member.state == "ready" for member in self._registry.members())
@@ -121,7 +122,7 @@ class Fleet:
             assert process.stdin is not None
             process.stdin.close()
         for process in self.processes.values():
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 await process.wait()
         self._registry.close()
         await self._server.close()
@@ -144,7 +145,7 @@ class Fleet:
             self._drivers[key] = driver, discovery
         driver = self._drivers[key][0]
         if wait:
-            await self.until(lambda: driver.ready, 20)
+            await until(lambda: driver.ready)
         return driver
 
     async def ask(
@@ -160,13 +161,15 @@ class Fleet:
             sampling=Sampling(**({"temperature": 0.0} | sampling)),
             salt=salt,
         )
-        async for item in driver.run(request):
-            assert answer.finish is None
+
+        def put(item: Token | Finish) -> None:
             if isinstance(item, Finish):
                 answer.finish = item
             else:
                 answer.tokens.append(item)
                 answer.times.append(now() - asked)
+
+        await driver.deliver(request, put)
         timeline = self.timelines.get(id)
         assert timeline is not None
         answer.timeline = timeline.body()
@@ -189,22 +192,17 @@ class Fleet:
         for member in self._registry.members():
             if (member.key.pool, member.key.index) in self.processes:
                 connection = await connect(member.endpoint, greeting)
-                found.append(await connection.call("engine.load", Empty(), Load, timeout=5))
+                found.append(await connection.call("engine.load", Empty(), Load, timeout=PATIENCE))
                 await connection.close()
         return found
 
-    async def idle(self, timeout: float = 5.0) -> None:
+    async def idle(self) -> None:
         """Return when no session is left, and no worker holds anything. That is what every test must end with."""
-        await self.until(lambda: all(driver.sessions == 0 for driver, _ in self._drivers.values()), timeout)
-        until = now() + timeout
+        await until(lambda: all(driver.sessions == 0 for driver, _ in self._drivers.values()))
+        end = now() + PATIENCE
         while busy := [load for load in await self.loads() if load.blocks_used or load.sessions or load.running]:
-            assert now() < until, busy
+            assert now() < end, busy
             await asyncio.sleep(0.02)
-
-    async def until(self, condition: Callable[[], bool], timeout: float) -> None:
-        async with asyncio.timeout(timeout):
-            while not condition():  # noqa: ASYNC110 - any condition, with no event of its own
-                await asyncio.sleep(0.005)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

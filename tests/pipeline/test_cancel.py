@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled
 from pdd_runtime.pipeline import SessionRequest
 from pdd_runtime.plugins.engine import Sampling
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -59,9 +59,7 @@ async def test_sixty_sessions_cancelled_at_random_moments(fleet: Any, prompt: Pr
         await asyncio.wait({reading})
 
     await asyncio.gather(*(one(number) for number in range(60)))
-    asked = now()
     await fleet.idle()
-    assert now() - asked < 5
     # And they still work.
     assert (await fleet.ask(driver, prompt(50), 10)).finish.reason == "length"
     await fleet.idle()
@@ -69,13 +67,14 @@ async def test_sixty_sessions_cancelled_at_random_moments(fleet: Any, prompt: Pr
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("tokens", [0, 1, 2, 5, 30, 60, 99])
-async def test_closing_after_n_tokens_frees_everything_within_a_second(
+async def test_closing_after_n_tokens_frees_everything_before_the_answer_would_have_ended(
     fleet: Any, prompt: Prompt, route: str, tokens: int
 ) -> None:
     driver = await fleet.driver(*ROUTES[route])
-    await read(driver, request(prompt(300), 200, f"close-{route}-{tokens}"), tokens)
+    await read(driver, request(prompt(300), 7000, f"close-{route}-{tokens}"), tokens)
     assert driver.sessions == 0
-    await fleet.idle(1.0)
+    async with asyncio.timeout(10):  # the tokens alone would take 14 s
+        await fleet.idle()
     timeline = fleet.timelines.get(f"close-{route}-{tokens}")
     assert tokens == 0 or timeline.body()["error"].startswith("cancelled")
 
@@ -91,8 +90,8 @@ async def test_closing_the_driver_ends_sessions_that_settle(fleet: Any, prompt: 
 
 async def test_closing_the_driver_tells_the_users(fleet: Any, prompt: Prompt) -> None:
     driver = await fleet.driver(RELAY, "spec.links.wan.rtt=23ms")
-    asking = asyncio.create_task(fleet.ask(driver, prompt(100), 1000))
-    await fleet.until(lambda: driver.sessions == 1, 2)
+    asking = asyncio.create_task(fleet.ask(driver, prompt(100), 7000))
+    await until(lambda: driver.sessions == 1)
     await driver.close()
     with pytest.raises(Cancelled, match="closing"):
         await asking

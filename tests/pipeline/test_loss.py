@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pdd_runtime.clock import now
 from pdd_runtime.errors import NoRoute, WorkerLost
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,7 +34,7 @@ async def when(fleet: Any, id: str, condition: Callable[[dict[str, Any]], bool])
         timeline = fleet.timelines.get(id)
         return timeline is not None and condition(timeline.body())
 
-    await fleet.until(so, 10)
+    await until(so)
 
 
 Condition = Callable[[dict[str, Any]], bool]
@@ -62,29 +62,27 @@ async def test_a_killed_worker_ends_its_sessions_with_its_name_and_no_others(
     new_fleet: Callable[..., Any], prompt: Prompt, moment: str
 ) -> None:
     overrides, pool, condition, doing = MOMENTS[moment]
-    fleet = new_fleet(*SLOW, "spec.links.wan.bandwidth=1Mbit/s")
+    fleet = new_fleet(*SLOW, "spec.links.wan.bandwidth=512kbit/s")
     await fleet.start()
     driver, alone = await fleet.driver(*overrides), await fleet.aggregated()
     other = asyncio.create_task(fleet.ask(alone, prompt(50), 120))
     asking = asyncio.create_task(fleet.ask(driver, prompt(1500), 1000, id="doomed"))
     await when(fleet, "doomed", condition)
     await fleet.kill(pool)
-    killed = now()
     with pytest.raises(WorkerLost, match=rf"worker {pool}/0 \({pool}\) was lost while ({doing})"):
         await asking
-    assert now() - killed < 2
     assert driver.sessions == 0
     assert f"{pool}/0" in fleet.timelines.get("doomed").body()["error"]
     # The others' blocks come back, and they go on.
     assert (await other).finish.reason == "length"
-    await fleet.idle(2.0)
+    await fleet.idle()
     # Nobody is sent to the dead worker any more.
     answer = await fleet.ask(driver, prompt(50), 5)
     assert answer.timeline["route"] == ("P-MD" if pool == "relay" else "A")
     await fleet.idle()
     for gone in {"main", "all"} - {pool}:
         await fleet.kill(gone)
-    await fleet.until(lambda: not driver.ready, 2)
+    await until(lambda: not driver.ready)
     with pytest.raises(NoRoute, match=r"no (prefill|main|aggregated) worker is ready"):
         await fleet.ask(driver, prompt(50), 5)
 
@@ -92,7 +90,7 @@ async def test_a_killed_worker_ends_its_sessions_with_its_name_and_no_others(
 async def test_a_relay_that_dies_after_it_has_given_all_is_not_missed(
     new_fleet: Callable[..., Any], prompt: Prompt
 ) -> None:
-    fleet = new_fleet(*SLOW, "spec.links.wan.bandwidth=1Mbit/s")
+    fleet = new_fleet(*SLOW, "spec.links.wan.bandwidth=512kbit/s")
     await fleet.start("prefill", "relay", "main", "all")
     config = "{min_relay_tokens: 5, max_relay_tokens: 5}"
     driver = await fleet.driver(RELAY, f"spec.handoff={{plugin: catch-up, config: {config}}}")
@@ -115,9 +113,9 @@ async def test_a_worker_that_comes_back_serves_again(new_fleet: Callable[..., An
         assert (await fleet.ask(driver, prompt(50), 20)).timeline["route"] == "P-RLD-MD"
         await fleet.idle()
         await fleet.kill(pool)
-        await fleet.until(lambda: len(driver._peers.ready) == 3, 2)
+        await until(lambda: len(driver._peers.ready) == 3)
         await fleet.spawn(pool)
-        await fleet.until(lambda: len(driver._peers.ready) == 4, 20)
+        await until(lambda: len(driver._peers.ready) == 4)
     assert (await fleet.ask(driver, prompt(50), 20)).timeline["route"] == "P-RLD-MD"
     await fleet.idle()
 
@@ -127,13 +125,13 @@ async def test_tiers_may_start_in_any_order(new_fleet: Callable[..., Any], promp
     await fleet.start("main")
     driver = await fleet.driver(RELAY, wait=False)
     assert driver.why_not_ready == "no worker is ready yet in: all, main, prefill, relay"
-    await fleet.until(lambda: bool(driver._peers.ready), 10)
+    await until(lambda: bool(driver._peers.ready))
     for pool, missing in (("all", "prefill, relay"), ("relay", "prefill")):
         await fleet.spawn(pool)
-        await fleet.until(lambda missing=missing: driver.why_not_ready.endswith(f": {missing}"), 20)
+        await until(lambda missing=missing: driver.why_not_ready.endswith(f": {missing}"))
         assert not driver.ready
     await fleet.spawn("prefill")
-    await fleet.until(lambda: driver.ready, 20)
+    await until(lambda: driver.ready)
     answer = await fleet.ask(driver, prompt(50), 20)
     assert answer.timeline["route"] == "P-RLD-MD"
     await fleet.idle()
@@ -143,7 +141,7 @@ async def test_equal_load_spreads_over_the_workers_of_a_pool(new_fleet: Callable
     fleet = new_fleet("spec.pools.main.replicas=2", "spec.pools.prefill.replicas=2")
     await fleet.start("prefill", "relay", "main", "all")
     driver = await fleet.driver(RELAY)
-    await fleet.until(lambda: len(driver._peers.ready) == 6, 20)
+    await until(lambda: len(driver._peers.ready) == 6)
     # All at once: no worker's own report can be there in time.
     answers = await asyncio.gather(*(fleet.ask(driver, prompt(100), 60) for _ in range(12)))
     for pool, event in (("main", "KV from prefill starts"), ("prefill", "prefill starts")):

@@ -10,6 +10,7 @@ import pytest
 
 from pdd_runtime.errors import RequestError
 from pdd_runtime.plugins.engine import Guide
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -97,7 +98,7 @@ async def test_a_relay_that_cannot_is_avoided_and_the_timeline_says_so(
     )
     await fleet.start("prefill", "relay", "main")
     driver = await fleet.driver("spec.routing={plugin: always-relay}", wait=False)
-    await fleet.until(lambda: len(driver.workers()) == 3, 10)
+    await until(lambda: len(driver.workers()) == 3)
     for sampling, cannot in (
         ({"presence_penalty": 1.0}, "penalties"),
         ({"guide": Guide(kind="json_object"), "repetition_penalty": 1.1}, "penalties, guided"),
