@@ -12,7 +12,7 @@ from pdd_runtime.kv import Block, Conversion, KvLayout, chain, seed
 from pdd_runtime.plugins.engine import EngineInfo
 from pdd_runtime.plugins.messages import Fetched, FetchEvent, Fetching, FetchProgress, FetchRequest
 from pdd_runtime.plugins.transport import BlockSink, Subscription, TransferReport, Transport, Wanted
-from pdd_runtime.worker.converting import Converter
+from pdd_runtime.worker.converting import STAGING, Converter
 from pdd_runtime.worker.fetch import Claims, Fetch
 from pdd_runtime.worker.sink import FetchSink
 from pdd_runtime.worker.source import Source
@@ -29,11 +29,20 @@ SLACK = 1.0
 class Agent:
     """Fetches KV into the store it shares with the engine; `source` gives out what is there."""
 
-    def __init__(self, store: WorkerStore, info: EngineInfo, cluster: str, source: Source, *, secret: str) -> None:
-        """`secret`: the graph's, which every source asks for."""
+    def __init__(
+        self,
+        store: WorkerStore,
+        info: EngineInfo,
+        cluster: str,
+        source: Source,
+        *,
+        secret: str,
+        staging: int = STAGING,
+    ) -> None:
+        """`secret`: the graph's, which every source asks for. `staging`: bytes for blocks of other layouts."""
         self.source, self._secret = source, secret
         self._store, self._info, self._cluster = store, info, cluster
-        self._converter = Converter(info.layout)
+        self._converter = Converter(info.layout, staging)
         self._claims: Claims = {}
         self._fetches: set[Fetch] = set()
         self._refusal = ""

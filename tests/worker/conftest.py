@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -43,7 +42,9 @@ from pdd_runtime.worker.store import WorkerStore
 from tests.waiting import PATIENCE, until
 
 SIZE = 4
-LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=4, dtype="float32", block_size=SIZE)
+LAYOUT = KvLayout(layers=1, kv_heads=2, head_dim=4, dtype="float32", block_size=SIZE)
+OTHER = KvLayout(layers=1, kv_heads=2, head_dim=4, dtype="bfloat16", block_size=SIZE, axes="lkhtd", tp_size=2)
+"""The same blocks, which lie otherwise."""
 
 
 class NoConfig(BaseModel):
@@ -161,6 +162,7 @@ class Side:
         grace: float = 10.0,
         fingerprint: str = "model",
         layout: KvLayout = LAYOUT,
+        staging: int = 1 << 20,
     ) -> None:
         self.info = EngineInfo(
             model="m",
@@ -176,7 +178,7 @@ class Side:
         self.store = WorkerStore(layout, blocks)
         self.activity = Activity()
         self.source = Source(self.store, self.info, epoch, self.activity, secret="shared", grace=grace)
-        self.agent = Agent(self.store, self.info, "here", self.source, secret="shared")
+        self.agent = Agent(self.store, self.info, "here", self.source, secret="shared", staging=staging)
 
     def publish(self, tokens: Sequence[int], first: int = 0, last: int | None = None) -> None:
         """What an engine does: commit blocks `first` to `last` of a sequence, and hold none."""
@@ -211,16 +213,24 @@ class Side:
         await until(lambda: self.store.stats.used == 0 and self.agent.sessions == 0)
 
 
-def request(tokens: Sequence[int], request_id: str = "r", timeout: float = PATIENCE, **more: Any) -> FetchRequest:
-    where = {"transport": "loopback", "endpoint": "loopback", "epoch": "e1", **more}
-    return FetchRequest(id=request_id, tokens=tuple(tokens), timeout=timeout, **where)
-
-
 class Pair:
     """A sending and a receiving side."""
 
     def __init__(self, here: Side, there: Side, transport: Loopback) -> None:
         self.here, self.there, self.transport = here, there, transport
+
+    def request(
+        self, tokens: Sequence[int], request_id: str = "r", timeout: float = PATIENCE, epoch: str = "e1"
+    ) -> FetchRequest:
+        return FetchRequest(
+            id=request_id,
+            tokens=tuple(tokens),
+            transport="loopback",
+            endpoint="loopback",
+            epoch=epoch,
+            layout=self.there.info.layout,
+            timeout=timeout,
+        )
 
     @asynccontextmanager
     async def fetching(
@@ -228,7 +238,7 @@ class Pair:
     ) -> AsyncIterator[list[FetchEvent]]:
         """A fetch up to `Fetched`; held inside the `async with`."""
         seen: list[FetchEvent] = []
-        asked = request(tokens, request_id, timeout, layout=self.there.info.layout)
+        asked = self.request(tokens, request_id, timeout)
         async with aclosing(self.here.agent.fetch(asked, self.transport)) as events:
             async for event in events:
                 seen.append(event)
@@ -253,9 +263,9 @@ async def paired(here: Side, there: Side) -> AsyncIterator[Pair]:
     await until(lambda: here.store.stats.used == 0 and there.store.stats.used == 0)
 
 
-@pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    async with paired(Side(), Side()) as pair:
+@pytest.fixture(params=[LAYOUT, OTHER], ids=["alike", "converted"])
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    async with paired(Side(), Side(layout=request.param)) as pair:
         yield pair
 
 
@@ -267,11 +277,6 @@ def make_pair() -> Callable[[Side, Side], AbstractAsyncContextManager[Pair]]:
 @pytest.fixture
 def make_side() -> type[Side]:
     return Side
-
-
-@pytest.fixture
-def make_request() -> Callable[..., FetchRequest]:
-    return request
 
 
 # Real workers

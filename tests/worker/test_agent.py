@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from pdd_runtime.errors import CapacityError, DeadlineExceeded, LayoutError, TransferError
 from pdd_runtime.kv import chain
-from pdd_runtime.plugins.messages import Fetched, Fetching, FetchProgress, FetchRequest
+from pdd_runtime.plugins.messages import Fetched, Fetching, FetchProgress
 from pdd_runtime.worker import agent
 from tests.waiting import until
 
@@ -108,7 +107,7 @@ async def test_the_end_of_a_request_ends_the_wait_for_its_blocks(pair: Any) -> N
 
 
 async def test_a_request_that_never_comes_is_waited_for_only_so_long(pair: Any, make_side: Any) -> None:
-    there = make_side(grace=0.1)
+    there = make_side(grace=0.1, layout=pair.there.info.layout)
     await pair.transport.serve(there.source, "")
     begun = asyncio.get_running_loop().time()
     async with pair.fetching(TOKENS) as events:
@@ -125,13 +124,13 @@ async def test_a_request_that_comes_late_is_fed(pair: Any) -> None:
     assert await fetch == len(TOKENS)
 
 
-async def test_progress_is_told_now_and_then(pair: Any, make_request: Any) -> None:
+async def test_progress_is_told_now_and_then(pair: Any) -> None:
     pair.there.publish(TOKENS)
     pair.transport.gated = True
     seen: list[FetchProgress] = []
 
     async def read() -> None:
-        async with aclosing(pair.here.agent.fetch(make_request(TOKENS), pair.transport)) as events:
+        async with aclosing(pair.here.agent.fetch(pair.request(TOKENS), pair.transport)) as events:
             async for event in events:
                 if isinstance(event, FetchProgress):
                     seen.append(event)
@@ -278,9 +277,9 @@ async def test_a_crash_in_a_transport_is_a_transfer_error(pair: Any) -> None:
     await pair.unused()
 
 
-async def test_another_epoch_is_refused(pair: Any, make_request: Callable[..., FetchRequest]) -> None:
+async def test_another_epoch_is_refused(pair: Any) -> None:
     with pytest.raises(TransferError, match="the worker of epoch e0 is gone"):
-        await drain(pair.here.agent.fetch(make_request(TOKENS, epoch="e0"), pair.transport))
+        await drain(pair.here.agent.fetch(pair.request(TOKENS, epoch="e0"), pair.transport))
     await pair.unused()
 
 
@@ -292,13 +291,13 @@ async def test_another_model_is_refused(pair: Any, make_side: Any) -> None:
 
 
 async def test_another_layout_than_it_was_told_is_refused(pair: Any, make_side: Any) -> None:
-    layout = msgspec.structs.replace(pair.here.info.layout, rope="none")
+    layout = msgspec.structs.replace(pair.there.info.layout, rope="none")
     await pair.transport.serve(make_side(layout=layout).source, "")
     with pytest.raises(LayoutError, match="rope: half != none") as refused:
         async with pair.fetching(TOKENS):
             pass
     assert str(layout) in refused.value.why
-    assert str(pair.here.info.layout) in refused.value.why
+    assert str(pair.there.info.layout) in refused.value.why
 
 
 async def test_a_deadline_ends_a_fetch(pair: Any) -> None:
