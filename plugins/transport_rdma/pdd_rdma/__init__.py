@@ -1,0 +1,1 @@
+"""Bulk KV over RDMA, through NIXL: one-sided reads from block memory to block memory."""

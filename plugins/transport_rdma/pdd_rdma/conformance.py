@@ -1,0 +1,27 @@
+"""What `pdd-runtime plugins check pdd-rdma` runs: the transports' suite over shared memory, and over TCP."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdd_rdma.config import RdmaConfig
+from pdd_rdma.transport import RdmaTransport
+from pdd_runtime.testing.transport_suite import TransportConformance
+
+
+class RdmaConformance(TransportConformance):
+    plugin = RdmaTransport
+    tcp = False
+    emulates = False
+
+
+class TestSharedMemory(RdmaConformance):
+    @pytest.fixture
+    def config(self) -> RdmaConfig:
+        return RdmaConfig(tls="all")
+
+
+class TestTcp(RdmaConformance):
+    @pytest.fixture
+    def config(self) -> RdmaConfig:
+        return RdmaConfig(tls="tcp")

@@ -1,0 +1,127 @@
+"""One accepted subscription on the sending side."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+
+from pdd_rdma.memory import Region
+from pdd_rdma.meter import Meter
+from pdd_rdma.waiting import to_its_end
+from pdd_rdma.wire import PIECE, Ask, Offer, Offered, checksum
+from pdd_runtime.errors import PddError, RemoteError, TransferError
+from pdd_runtime.plugins.transport import BlockSource, Feed, Gone, Ready
+
+POLL = 0.1
+"""Seconds until a closed session is noticed by the thread that waits for its next block."""
+
+
+class Session:
+    """A thread takes blocks from the feed, hashes them, and hands them over in pieces; the rest is on the loop."""
+
+    def __init__(self, ask: Ask, source: BlockSource, region: Region, meter: Meter, name: str) -> None:
+        self._ask, self._source, self._region, self._meter = ask, source, region, meter
+        self._subscription = ask.subscription
+        self._loop = asyncio.get_running_loop()
+        self._offers: asyncio.Queue[Offer | Exception] = asyncio.Queue()
+        self._unsettled = len(ask.subscription.blocks)
+        self._held: set[int] = set()
+        """Indices that are offered and not taken."""
+        self._feed: Feed | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    async def offers(self) -> AsyncIterator[Offer]:
+        """Until all is taken or gone. Raises what source and feed raise."""
+        self._thread.start()
+        while self._unsettled:
+            offer = await self._offers.get()
+            if isinstance(offer, Exception):
+                raise offer
+            self._held.update(block.index for block in offer.blocks)
+            self._meter.offered(len(offer.blocks) * self._block_bytes)
+            self._unsettled -= len(offer.gone)
+            yield offer
+
+    def taken(self, indices: Sequence[int]) -> None:
+        """Let go of these blocks. Raises `TransferError` for one that is not held."""
+        if not self._held.issuperset(indices):
+            raise TransferError("blocks were taken that were not offered", where=self._subscription.request_id)
+        assert self._feed is not None
+        self._held.difference_update(indices)
+        for index in indices:
+            self._feed.sent(index)
+        self._meter.taken(len(indices) * self._block_bytes)
+        self._unsettled -= len(indices)
+        if not self._unsettled:
+            self._offers.put_nowait(Offer())
+
+    async def close(self) -> None:
+        """Return when the thread has ended and nothing is held."""
+        self._stopped.set()
+        if self._thread.ident is not None:
+            await to_its_end(asyncio.ensure_future(asyncio.to_thread(self._thread.join)))
+        if self._feed is not None:
+            self._feed.close()
+        self._meter.dropped(len(self._held) * self._block_bytes)
+        self._held.clear()
+
+    @property
+    def _block_bytes(self) -> int:
+        return self._subscription.layout.block_bytes
+
+    def _run(self) -> None:
+        try:
+            self._feed = self._source.open(self._subscription)
+            self._hand_over(Offer())
+            unsettled = len(self._subscription.blocks)
+            while unsettled and not self._stopped.is_set():
+                offer = self._next(self._feed)
+                if offer.blocks or offer.gone:
+                    unsettled -= len(offer.blocks) + len(offer.gone)
+                    self._hand_over(offer)
+        except PddError as error:
+            self._hand_over(error)
+        except Exception as error:
+            self._hand_over(RemoteError(f"{type(error).__name__}: {error}"))
+
+    def _next(self, feed: Feed) -> Offer:
+        """What is there, waiting a little for the first of it."""
+        offer, size, wait = Offer([], []), self._block_bytes, POLL
+        while (len(offer.blocks) + 1) * size <= max(PIECE, size):
+            item = feed.next(wait)
+            wait = 0.0
+            if isinstance(item, Ready):
+                offer.blocks.append(self._offered(item))
+            elif isinstance(item, Gone):
+                offer.gone.append(item.index)
+            else:
+                break
+        return offer
+
+    def _offered(self, ready: Ready) -> Offered:
+        block = Region.of(ready.memory)
+        number = self._region.block(block)
+        if number is None or block.size != self._block_bytes:
+            raise TransferError(
+                "a block was to be sent that cannot be read",
+                where=self._subscription.request_id,
+                why=f"it has {block.size} bytes, the receiver expects {self._block_bytes}"
+                if block.size != self._block_bytes
+                else "it does not lie among the blocks of the worker's memory",
+            )
+        name = self._subscription.blocks[ready.index].name
+        return Offered(ready.index, number, checksum(name, ready.memory) if self._ask.checksums else 0)
+
+    def _hand_over(self, offer: Offer | Exception) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._offers.put_nowait, offer)
+        except RuntimeError:
+            # The loop is closed, so the worker has ended.
+            if not self._loop.is_closed():
+                raise
