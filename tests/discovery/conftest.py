@@ -13,6 +13,7 @@ from pdd_runtime.discovery.local import LocalConfig
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import Greeting, RpcServer
+from tests.waiting import PATIENCE
 
 SECRET = "hush-hush"
 TTL = 0.6
@@ -60,7 +61,7 @@ class Site:
 
     async def shows(self, *keys: str) -> None:
         """Wait until the registry has exactly these, as pool/index:epoch."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             version = self.registry.version
             while [named(member) for member in self.registry.members()] != list(keys):
                 version = await self.registry.changed(version)
@@ -109,7 +110,7 @@ class Views:
             self.all.append([named(member) for member in members])
             self._new.set()
 
-    async def until(self, *keys: str, timeout: float = 5.0) -> None:
+    async def until(self, *keys: str, timeout: float = PATIENCE) -> None:
         async with asyncio.timeout(timeout):
             while not self.all or self.all[-1] != list(keys):
                 self._new.clear()

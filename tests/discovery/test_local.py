@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pdd_runtime.clock import now
 from pdd_runtime.discovery import local
 from pdd_runtime.errors import DeadlineExceeded, LaunchError, RpcError
 from pdd_runtime.plugins.discovery import Member
+from tests.waiting import PATIENCE
 
 Make = Callable[..., Member]
 Watch = Callable[[Any], Any]
@@ -45,15 +45,14 @@ async def test_a_change_of_state_is_seen(site: Any, member: Make, watch: Watch) 
     assert len(views.all) <= 4
 
 
-async def test_a_removal_is_seen_in_under_two_seconds(site: Any, member: Make, watch: Watch) -> None:
+async def test_a_removal_is_seen_without_waiting_for_any_lease(site: Any, member: Make, watch: Watch) -> None:
+    site.registry.ttl = 3600.0
     views = watch(site.discovery())
     for pool in ("main", "prefill", "relay"):
         await site.discovery().register(member(pool))
     await views.until("main/0:e1", "prefill/0:e1", "relay/0:e1")
-    began = now()
     site.registry.remove("prefill", 0)
     await views.until("main/0:e1", "relay/0:e1")
-    assert now() - began < 2.0
 
 
 async def test_unregister_and_close_take_a_member_out_at_once(site: Any, member: Make, watch: Watch) -> None:
@@ -140,7 +139,7 @@ from pdd_runtime.rpc import Greeting, RpcServer
 
 async def main():
     server = RpcServer(Greeting(graph="g", secret="hush-hush", cluster="dc-a", name="launcher"))
-    registry = RegistryServer(server, ttl=0.6)
+    registry = RegistryServer(server, ttl=1.5)
     print(await server.start("127.0.0.1"), flush=True)
     await asyncio.sleep(3600)
 
@@ -162,9 +161,9 @@ async def test_a_registry_process_that_is_stopped_for_two_ttls_loses_nobody(
         await views.until(*everybody)
         shown = len(views.all)
         os.kill(child.pid, signal.SIGSTOP)
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(3)
         os.kill(child.pid, signal.SIGCONT)
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2)
         assert views.all[shown:] == []
         await site.discovery().register(member("relay"))
         await views.until(*everybody, "relay/0:e1")
@@ -180,7 +179,7 @@ async def test_registering_while_the_registry_is_away_waits_for_it(site: Any, me
     await asyncio.sleep(0.3)
     assert not task.done()
     await site.up()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, PATIENCE)
     await site.shows("main/0:e1")
 
 
@@ -217,7 +216,7 @@ async def test_closing_ends_its_watches(site: Any, watch: Watch) -> None:
     await views.until()
     await discovery.close()
     await discovery.close()
-    await asyncio.wait_for(views.task, 2)
+    await asyncio.wait_for(views.task, PATIENCE)
 
 
 async def test_the_plugin_registers_it_by_the_name_local() -> None:

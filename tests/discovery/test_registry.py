@@ -11,6 +11,7 @@ from pdd_runtime.clock import now
 from pdd_runtime.discovery.registry import Receipt, Registration
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.rpc import Greeting, RpcConnection, connect
+from tests.waiting import PATIENCE
 
 Make = Callable[..., Member]
 
@@ -20,7 +21,7 @@ async def dial(site: Any) -> RpcConnection:
 
 
 async def offer(connection: RpcConnection, member: Member, born: float) -> bool:
-    receipt = await connection.call("discovery.register", Registration(member, born), Receipt, timeout=5)
+    receipt = await connection.call("discovery.register", Registration(member, born), Receipt, timeout=PATIENCE)
     return receipt.accepted
 
 
@@ -36,6 +37,8 @@ async def test_a_member_that_does_not_renew_is_gone_after_the_ttl(site: Any, mem
 
 async def test_members_expire_one_by_one_each_in_its_time(site: Any, member: Make) -> None:
     connection = await dial(site)
+    # Longer than a stall of this process, after which the registry would give both the same time.
+    site.registry.ttl = 2.0
     await offer(connection, member("main"), now())
     await asyncio.sleep(site.registry.ttl / 2)
     await offer(connection, member("relay"), now())
@@ -103,7 +106,7 @@ async def test_a_change_between_two_waits_is_not_missed(site: Any, member: Make)
     connection = await dial(site)
     version = site.registry.version
     await offer(connection, member(), 1.0)
-    assert await asyncio.wait_for(site.registry.changed(version), 1) > version
+    assert await asyncio.wait_for(site.registry.changed(version), PATIENCE) > version
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(site.registry.changed(site.registry.version), 0.05)
     await connection.close()

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pdd_runtime.clock import now
 from pdd_runtime.errors import LaunchError
 from pdd_runtime.launch.child import Child, ChildSpec
 from pdd_runtime.launch.logs import LogFile
 from pdd_runtime.plugins.routing import WorkerKey
+from tests.waiting import PATIENCE
 
 
 class Nursery:
@@ -37,7 +37,7 @@ class Nursery:
         self.gone.append(key)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not condition():
                 self.changed.clear()
                 with suppress(TimeoutError):
@@ -73,10 +73,8 @@ async def test_a_child_that_dies_comes_back_in_a_new_epoch_and_says_why(tmp_path
     await nursery.until(lambda: bool(nursery.lines))
     epoch, recorded = nursery.child.epoch, nursery.child.recorded
     assert recorded
-    died_at = now()
     os.kill(recorded.pid, signal.SIGKILL)
     await nursery.until(lambda: bool(nursery.gone))
-    assert now() - died_at < 1
     assert nursery.gone == [WorkerKey("main", 0, epoch)]
     await nursery.until(lambda: nursery.state == "backoff")
     assert nursery.child.status(None).note == f"killed by SIGKILL: hello ['--epoch', '{epoch}']"
@@ -99,12 +97,13 @@ async def test_the_wait_before_a_restart_grows(tmp_path: Path, monkeypatch: pyte
     assert waits == ["0.05 s", "0.1 s", "0.2 s", "0.4 s"]
 
 
-async def test_a_stop_does_not_wait_for_the_back_off(tmp_path: Path) -> None:
+async def test_a_stop_does_not_wait_for_the_back_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdd_runtime.launch.child.FIRST_DELAY", 3600.0)
     nursery = Nursery(tmp_path, "raise SystemExit(1)")
     running = asyncio.create_task(nursery.child.supervise())
     await nursery.until(lambda: nursery.state == "backoff")
     nursery.child.stop()
-    async with asyncio.timeout(0.3):
+    async with asyncio.timeout(PATIENCE):
         await running
 
 
@@ -132,7 +131,7 @@ async def test_a_later_start_that_fails_is_tried_again(tmp_path: Path, monkeypat
 
 async def test_a_kill_ends_a_child_that_resists(tmp_path: Path) -> None:
     source = (
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)"
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(3600)"
     )
     nursery = Nursery(tmp_path, source)
     running = asyncio.create_task(nursery.child.supervise())
@@ -140,7 +139,7 @@ async def test_a_kill_ends_a_child_that_resists(tmp_path: Path) -> None:
     nursery.child.stop()
     await nursery.until(lambda: nursery.state == "draining")
     nursery.child.kill()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await running
     assert nursery.child.restarts == 0
 

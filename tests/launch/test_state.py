@@ -12,6 +12,7 @@ from pdd_runtime.errors import LaunchError
 from pdd_runtime.launch.identity import alive, birth
 from pdd_runtime.launch.leftovers import end_left
 from pdd_runtime.launch.state import AlreadyRunningError, GraphState, Launcher, Recorded
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def launcher(*processes: subprocess.Popen[bytes]) -> Launcher:
 
 def sleeper(code: str = "") -> subprocess.Popen[bytes]:
     """A process that is up and sleeps."""
-    source = f"import signal, time\n{code}\nprint(flush=True)\ntime.sleep(60)"
+    source = f"import signal, time\n{code}\nprint(flush=True)\ntime.sleep(3600)"
     process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -102,7 +103,7 @@ async def test_what_a_dead_launcher_left_is_ended_even_if_it_resists(monkeypatch
     reused = Recorded("main", 7, stranger.pid, "another time")
     left = await end_left(Launcher(pid=1, birth="x", endpoint="", secret="", processes=(*record.processes, reused)))
     assert left == record.processes
-    assert stubborn.wait(5) == -9
+    assert stubborn.wait(PATIENCE) == -9
     assert stranger.poll() is None
     stranger.kill()
     for process in (stubborn, stranger):
