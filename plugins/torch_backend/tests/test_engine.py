@@ -3,11 +3,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from pdd_torch.conformance import TestExact, TestExactBfloat16, TestFast
 from pdd_torch.engine import TorchEngine
 from tokenizers import Tokenizer
 
-from pdd_runtime.errors import Cancelled, CapacityError, EngineError, RequestError
-from pdd_runtime.plugins.engine import Extended, Guide, ModelSpec, Sampling, Tokens
+from pdd_runtime.errors import EngineError
+from pdd_runtime.plugins.engine import Guide, ModelSpec, Sampling
 from pdd_runtime.testing.byte_tokenizer import END
 from pdd_runtime.testing.engine_harness import GREEDY, EngineHarness
 
@@ -66,128 +65,6 @@ async def test_a_preempted_request_answers_as_if_it_had_not_been(started: Starte
         crowded = await asyncio.gather(*(harness.generate(tokens, 50, SEEDED) for tokens in prompts))
         await harness.idle()
     assert crowded == alone
-
-
-async def test_a_request_that_never_fits_is_refused_with_both_numbers(started: Started) -> None:
-    async with started(kv_blocks=10) as harness:
-        with pytest.raises(CapacityError, match=r"needs 11 blocks of KV, the pool has 10"):
-            await harness.generate(text(100), 62)
-        assert len(await harness.generate(text(100), 61)) == 61
-        with pytest.raises(CapacityError, match="1025 tokens are more than the context of 1024"):
-            await harness.generate(text(1025), 1)
-        for tokens in ((), (3, 258), (3, -1)):
-            with pytest.raises(RequestError):
-                await harness.generate(tokens, 1)
-        await harness.idle()
-
-
-async def test_the_context_ends_an_answer(started: Started) -> None:
-    async with started(context_length=40) as harness:
-        decoded = await harness.decode(text(30), 100)
-        assert (decoded.stopped.reason, decoded.stopped.tokens) == ("length", 40)
-
-
-@pytest.mark.parametrize("state", ["waiting", "prompt", "decoding", "held"])
-@pytest.mark.parametrize("way", ["close", "cancel"])
-async def test_a_request_can_be_given_up_in_every_state(started: Started, state: str, way: str) -> None:
-    async with started(batch_limit=1, token_budget=4) as harness:
-        first = harness.decoding(text(4), 800, request_id="first")
-        victim = harness.decoding(text(400), 2 if state == "held" else 600, hold=True, request_id="victim")
-        async with aclosing(first), aclosing(victim):
-            if state == "waiting":
-                assert isinstance(await anext(first), Extended)
-            reader = asyncio.ensure_future(anext(victim))
-            if state in ("waiting", "prompt"):
-                await asyncio.sleep(0.02)
-                assert not reader.done()
-                assert (await harness.engine.load()).waiting == (state == "waiting")
-            else:
-                await reader
-                event = await anext(victim)
-                assert isinstance(event, Tokens)
-                if state == "held":
-                    await harness.collect(replay(Extended(0, 0, 0), event, following=victim))
-                reader = asyncio.ensure_future(anext(victim))
-                await asyncio.sleep(0)
-            if way == "cancel":
-                await harness.engine.cancel("victim")
-                with pytest.raises(Cancelled):
-                    await exhaust(reader, victim)
-            else:
-                reader.cancel()
-                await asyncio.wait({reader})
-        await harness.idle()
-        assert (await harness.engine.load()).sessions == 0
-
-
-async def replay(*events: Any, following: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    for event in events:
-        yield event
-    async for event in following:
-        yield event
-
-
-async def exhaust(reader: asyncio.Future[Any], stream: AsyncGenerator[Any, None]) -> None:
-    await reader
-    async for _ in stream:
-        pass
-
-
-async def test_a_hundred_mixed_requests_leave_nothing_behind(started: Started) -> None:
-    rng = random.Random(5)
-    async with started(kv_blocks=60, batch_limit=5, token_budget=40) as harness:
-
-        async def request(which: int) -> None:
-            await asyncio.sleep(rng.random() * 0.5)
-            tokens = text(rng.randint(1, 200), rng.randint(0, 9))[: rng.randint(1, 200)]
-            name = f"request-{which}"
-            if rng.random() < 0.4:
-                stream: AsyncGenerator[Any, None] = harness.prefilling(tokens, SEEDED, request_id=name)
-            else:
-                stream = harness.decoding(tokens, rng.randint(0, 60), SEEDED, hold=rng.random() < 0.3, request_id=name)
-            patience = rng.random() * 0.4 if rng.random() < 0.6 else 1.5
-            try:
-                async with asyncio.timeout(patience), aclosing(stream):
-                    async for _ in stream:
-                        if rng.random() < 0.05:
-                            break
-                        if rng.random() < 0.05:
-                            await harness.engine.seal(name, rng.randint(1, 260))
-                        if rng.random() < 0.03:
-                            await harness.engine.cancel(name)
-            except (TimeoutError, Cancelled):
-                pass
-
-        async with asyncio.TaskGroup() as group:
-            for which in range(100):
-                group.create_task(request(which))
-        await harness.idle()
-        assert (await harness.engine.load()).sessions == 0
-        assert len(await harness.generate(text(150), 20)) == 20
-
-
-async def test_a_failed_pass_ends_its_requests_and_no_other(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with started() as harness:
-        expected = await harness.generate(text(10), 5)
-        model = harness.engine._runner.model
-        monkeypatch.setattr(model, "forward", lambda chunks: 1 / 0)
-        with pytest.raises(EngineError, match="ZeroDivisionError"):
-            await harness.generate(text(10), 5)
-        monkeypatch.undo()
-        assert await harness.generate(text(10), 5) == expected
-        await harness.idle()
-
-
-async def test_closing_in_the_middle_of_everything_frees_all(started: Started) -> None:
-    async with started(batch_limit=2) as harness:
-        tasks = [asyncio.create_task(harness.generate(text(300, which), 300)) for which in range(4)]
-        await harness.until(lambda: harness.store.stats.used > 0, "nothing has begun")
-        await harness.engine.close()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(result, EngineError) for result in results)
-        assert harness.store.stats.used == 0
-        with pytest.raises(EngineError, match="closed"):
-            await harness.generate(text(3), 1)
 
 
 async def test_a_model_that_cannot_load_fails_the_start(started: Started) -> None:
@@ -238,35 +115,6 @@ async def test_json_is_whole_behind_a_handoff_at_every_token(started: Started, s
             tokens = (*prompt, *whole.ids[:known])
             rest = await main.decode(tokens, 100, sampling, prompt_tokens=len(prompt))
             assert whole.ids[:known] + rest.ids == whole.ids
-
-
-async def test_without_a_tokenizer_to_guide_by_it_serves_all_but_guides(tiny: Path, tmp_path: Path) -> None:
-    model = shutil.copytree(tiny, tmp_path / "model")
-    (model / "tokenizer.json").write_text('{"model": {"type": "no such"}}')
-    engine = TorchEngine(TorchEngine.Config(kv_blocks=64), ModelSpec(source=str(model)))
-    async with EngineHarness.started(engine) as harness:
-        assert "guided" not in harness.info.capabilities.names
-        assert len(await harness.generate(text(10), 3)) == 3
-        with pytest.raises(RequestError, match="guided"):
-            await harness.generate(text(10), 3, Sampling(guide=Guide(kind="json_object")))
-        await harness.idle()
-
-
-async def test_a_guide_is_compiled_beside_the_passes_and_its_request_can_go_meanwhile(started: Started) -> None:
-    slow = Guide(kind="choice", text=json.dumps([f"{n * 7919 % 100_003}" for n in range(20_000)]))
-    async with started() as harness:
-        other = asyncio.create_task(harness.generate(text(10), 30))
-        guided = asyncio.create_task(harness.decode(text(20), 3, Sampling(guide=slow)))
-        cancelled = harness.decoding(text(30), 3, Sampling(guide=slow), request_id="gone")
-        waiting = asyncio.ensure_future(anext(cancelled))
-        assert len(await other) == 30
-        await harness.engine.cancel("gone")
-        with pytest.raises(Cancelled):
-            await waiting
-        await cancelled.aclose()
-        guided.cancel()
-        await asyncio.wait({guided})
-        await harness.idle()
 
 
 @pytest.mark.model
