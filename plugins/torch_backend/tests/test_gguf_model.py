@@ -6,14 +6,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from pdd_torch.gguf_model import GgufModel
 from pdd_torch.safetensors_model import SafetensorsModel
 from pdd_torch.source import open_source
 from pdd_torch.weights import prepare
 from safetensors.torch import load_file
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.inprocess.gguf_file import GgufFile
 
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -67,33 +65,6 @@ def test_a_gguf_file_holds_the_same_model_as_a_directory(tiny: Path, converted: 
     assert model.architecture.kv_heads == SafetensorsModel(tiny).architecture.kv_heads
     expected, found = prepare(SafetensorsModel(tiny), torch.float32), prepare(model, torch.float32)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_the_head_is_read_as_the_reference_package_reads_it(converted: Path) -> None:
-    check_head(converted)
-
-
-@pytest.mark.model
-@pytest.mark.slow
-def test_the_head_of_smollm2_is_read_as_the_reference_package_reads_it() -> None:
-    model = open_source("smollm2")
-    assert isinstance(model, GgufModel)
-    check_head(model.files[0])
-
-
-def check_head(path: Path) -> None:
-    reader, file = gguf.GGUFReader(path), GgufFile(path)
-    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    assert file.metadata == fields
-    expected = {t.name: (t.tensor_type, tuple(reversed(t.shape.tolist())), t.data_offset) for t in reader.tensors}
-    assert file.tensors == expected
-
-
-@pytest.mark.parametrize("keep", [0, 10, 30, 200, 2000])
-def test_a_cut_head_is_refused(converted: Path, keep: int) -> None:
-    converted.write_bytes(converted.read_bytes()[:keep])
-    with pytest.raises(EngineError, match="not a whole GGUF file"):
-        GgufFile(converted)
 
 
 def test_a_cut_tensor_is_named(converted: Path) -> None:
