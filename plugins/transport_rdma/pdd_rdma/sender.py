@@ -99,8 +99,8 @@ class Sender:
                     yield offer
             finally:
                 del self._sessions[ask.fetch]
-                await session.close()
                 self._stir(exposure)
+                await session.close()
 
     async def _taken(self, taken: Taken, rpc: RpcContext) -> int:
         session = self._sessions.get(taken.fetch)

@@ -64,12 +64,14 @@ class Session:
     async def close(self) -> None:
         """Return when the thread has ended and nothing is held."""
         self._stopped.set()
-        if self._thread.ident is not None:
-            await to_its_end(asyncio.ensure_future(asyncio.to_thread(self._thread.join)))
-        if self._feed is not None:
-            self._feed.close()
-        self._meter.dropped(len(self._held) * self._block_bytes)
-        self._held.clear()
+        try:
+            if self._thread.ident is not None:
+                await to_its_end(asyncio.ensure_future(asyncio.to_thread(self._thread.join)))
+        finally:
+            if self._feed is not None:
+                self._feed.close()
+            self._meter.dropped(len(self._held) * self._block_bytes)
+            self._held.clear()
 
     @property
     def _block_bytes(self) -> int:
