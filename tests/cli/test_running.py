@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.cli.shell import GRAPH, Cli, read_until, running, until
+from tests.waiting import PATIENCE
 
 KEYS = ["pool", "index", "role", "cluster", "pid", "epoch", "state", "endpoint"]
 
@@ -46,7 +47,7 @@ def test_up_shows_the_graph_its_start_and_how_to_use_it(cli: Cli, up: str) -> No
     assert up.index("main/0 starting") < up.index("main/0 ready") < up.index(f"ready: {url(cli)}")
     curl = up.splitlines()[-1]
     assert curl.startswith(f"curl -N {url(cli)}/v1/chat/completions ")
-    answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=30, check=True)
+    answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert answer.stdout.rstrip().endswith("data: [DONE]")
 
 
@@ -154,7 +155,7 @@ def test_a_reader_that_leaves_gets_no_traceback(cli: Cli) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "pdd_runtime.cli", "ps"]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=cli.env, timeout=30, check=False)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=cli.env, timeout=PATIENCE, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
 
@@ -162,7 +163,8 @@ def test_a_reader_that_leaves_gets_no_traceback(cli: Cli) -> None:
 def test_logs_of_one_request_come_from_every_process_in_order(cli: Cli) -> None:
     body = {"model": "toy", "prompt": "Hello", "max_tokens": 4}
     mine, other = (
-        httpx.post(f"{url(cli)}/v1/completions", json=body, timeout=30).headers["x-pdd-request-id"] for _ in range(2)
+        httpx.post(f"{url(cli)}/v1/completions", json=body, timeout=PATIENCE).headers["x-pdd-request-id"]
+        for _ in range(2)
     )
     until(lambda: f"request {mine} ended" in cli("logs", "frontend", "--request", mine).out)
     done = cli("logs", "--request", mine)
@@ -225,7 +227,7 @@ def test_the_shell_completes_commands_pools_graphs_and_files(cli: Cli) -> None:
     assert completed(cli, "logs --graph demo fr") == ["frontend"]
     assert completed(cli, "down ") == ["demo"]
     assert completed(cli, "up de") == completed(cli, "bench de") == ["demo.yaml"]
-    assert completed(cli, "plugins check pdd-r") == ["pdd-runtime"]
+    assert completed(cli, "plugins check pdd-run") == ["pdd-runtime"]
     assert completed(cli, "ps --format j") == ["json"]
 
 
