@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -60,6 +61,7 @@ class Loopback(Transport):
     def __init__(self) -> None:
         super().__init__(NoConfig(), Context("here"))
         self.source: BlockSource | None = None
+        self._threads = ThreadPoolExecutor(64)
         self.gate = threading.Semaphore(0)
         """One permit a block; opened wide unless `gated`."""
         self.gated = False
@@ -87,7 +89,8 @@ class Loopback(Transport):
         self.asked.append(subscription)
         feed = self.source.open(subscription)
         stop = threading.Event()
-        work = asyncio.ensure_future(asyncio.to_thread(self._work, feed, subscription, sink, stop))
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._threads, self._work, feed, subscription, sink, stop)
         try:
             return await asyncio.shield(work)
         finally:
@@ -96,7 +99,7 @@ class Loopback(Transport):
             work.exception()
 
     async def close(self) -> None:
-        pass
+        self._threads.shutdown()
 
     def _work(self, feed: Feed, subscription: Subscription, sink: BlockSink, stop: threading.Event) -> TransferReport:
         blocks = len(subscription.blocks)
@@ -260,6 +263,7 @@ async def paired(here: Side, there: Side) -> AsyncIterator[Pair]:
     yield Pair(here, there, transport)
     await here.agent.close()
     await there.agent.close()
+    await transport.close()
     await until(lambda: here.store.stats.used == 0 and there.store.stats.used == 0)
 
 
