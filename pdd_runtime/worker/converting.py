@@ -75,14 +75,13 @@ class Converter:
                 if any(report.gone for report in reports):
                     return  # Behind a gap nothing is of use.
                 async with staging.take(len(part) * size, deadline):
-                    times.append(now())
                     sink = ConvertingSink(run, part, target, self._thread)
+                    times.append(now())
                     try:
                         reports.append(await transfer(part, sink))
                         times.append(now())
-                        await sink.converted()
                     finally:
-                        sink.close()
+                        await sink.end()
 
         try:
             async with asyncio.TaskGroup() as parts:
@@ -124,15 +123,14 @@ class ConvertingSink:
         self._target.received()
         self._results.append(self._thread.submit(self._convert, index))
 
-    async def converted(self) -> None:
-        """Return when all that is done is converted."""
-        await asyncio.gather(*(asyncio.wrap_future(result) for result in self._results))
-
-    def close(self) -> None:
-        """Convert no more. A block that is just being converted is waited for, a matter of milliseconds: from here on
-        the fetch's memory may be others'."""
-        with self._converting:
-            self._closed = True
+    async def end(self) -> None:
+        """The transport has ended. Returns when all that came is converted, and whoever is cancelled meanwhile waits
+        for the block that is just being converted, a matter of milliseconds: then the fetch's memory may be others'."""
+        try:
+            await asyncio.gather(*(asyncio.wrap_future(result) for result in self._results))
+        finally:
+            with self._converting:
+                self._closed = True
 
     def _convert(self, index: int) -> None:
         with self._converting:

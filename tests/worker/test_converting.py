@@ -284,7 +284,7 @@ async def test_a_broken_transfer_keeps_what_was_converted(halves: Any) -> None:
         async with halves.fetching(TOKENS):
             pass
     await halves.unused()
-    assert halves.here.cached(TOKENS) in (0, 8, 16)
+    assert halves.here.cached(TOKENS) == 16
     assert halves.here.bytes_right(TOKENS)
     assert halves.here.agent._converter.staged == 0
 
