@@ -206,7 +206,10 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode) and value is not None:
             why = f"YAML reads {node.value} as {value!r}".replace("True", "true").replace("False", "false")
             raise self._error("a key must be text", node, why=why, fix=f'write "{node.value}" in quotes')
-        raise self._error("a key must be text", node)
+        kinds = {yaml.MappingNode: "a mapping", yaml.SequenceNode: "a list"}
+        why = f"this one is {kinds.get(type(node), 'empty')}"
+        fix = "write a name before the colon; what has braces, as a template's {{ name }}, goes in quotes"
+        raise self._error("a key must be text", node, why=why, fix=fix)
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         kind = node.tag.removeprefix(_TAG)

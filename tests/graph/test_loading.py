@@ -211,6 +211,16 @@ def test_a_wrong_value_is_told_with_its_place_cause_and_fix(pdd: str, old: str, 
             "  why: expected a single document in the stream on line 1\n"
             "  fix: look at the indentation (spaces only), quotes and brackets on this line and the one before",
         ),
+        (
+            "a: {{ name }}\n",
+            "g.yaml:1:5: a key must be text\n  why: this one is a mapping\n  fix: write a name before the colon; "
+            "what has braces, as a template's {{ name }}, goes in quotes",
+        ),
+        (
+            "~: 1\n",
+            "g.yaml:1:1: a key must be text\n  why: this one is empty\n  fix: write a name before the colon; "
+            "what has braces, as a template's {{ name }}, goes in quotes",
+        ),
         ("[" * 5000, "g.yaml: the YAML is nested too deeply\n  why: at most 32 levels"),
         ("a: &a [*a]\n", "g.yaml:1:4: the YAML is nested too deeply\n  why: at most 32 levels with aliases"),
         ("a: &a {<<: *a}\n", "g.yaml:1:4: << is nested too deeply"),
