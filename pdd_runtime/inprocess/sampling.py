@@ -42,7 +42,7 @@ def _draw(logits: Logits, sampling: Sampling, position: int) -> int:
     with np.errstate(over="ignore"):  # at a temperature near 0, where the weight is 0 either way
         weights = np.exp((logits - logits.max()) / sampling.temperature)
     total, u = float(weights.sum(dtype=np.float64)), uniform(sampling.seed, position)
-    possible = np.count_nonzero(logits > -np.inf)
+    possible = int(np.count_nonzero(logits > -np.inf))
     for count in (*_LIKELIEST, len(logits)):
         ids = _ranked(logits, max(count, sampling.top_k + 1))
         picked = _pick(weights[ids], total, len(ids) >= possible, sampling, u)
