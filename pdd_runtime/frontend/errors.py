@@ -90,7 +90,7 @@ def answer_for(error: BaseException) -> Answered:
 def answer_for_status(status: int, headers: Mapping[str, str] | None = None) -> Answered:
     """For what the HTTP layer itself refuses: unknown paths and methods."""
     phrase = http.HTTPStatus(status).phrase.lower()
-    return _answered(status, f"{phrase}; docs/api.md lists the endpoints", None, phrase.replace(" ", "_"), headers)
+    return _answered(status, f"{phrase}; GET /docs lists the endpoints", None, phrase.replace(" ", "_"), headers)
 
 
 def sentence(error: PddError) -> str:
@@ -116,9 +116,11 @@ def _message(detail: ErrorDetails) -> str:
         return f"the body is no valid JSON: {detail['msg'].removeprefix('Invalid JSON: ')}"
     if not detail["loc"]:
         return "the body must be a JSON object"
-    message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "missing":
         return "this field is required"
+    if detail["type"] == "value_error":  # ours, and it says enough of the value
+        return detail["msg"].removeprefix("Value error, ")
+    message = detail["msg"].partition(" after validation")[0]
     shown = repr(detail["input"])
     return f"{message[0].lower()}{message[1:]}, not {shown if len(shown) <= 60 else shown[:57] + '...'}"
 

@@ -30,7 +30,7 @@ def refused(model: type[ChatRequest] | type[CompletionRequest], body: Any) -> Re
     ("change", "field", "says"),
     [
         ({"messages": None}, "messages", "array"),
-        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": []}, "messages", "at least 1 item, not []"),
         ({"messages": [{"role": "user"}]}, "messages.0", "needs content"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", "'king'"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "string"),
