@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, Self, TypeVar
 
 from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, WorkerLost
@@ -41,15 +43,18 @@ class Leg(Generic[E]):
         return self
 
     async def __anext__(self) -> E:
-        self._due = due = self._loop.time() + self.patience
-        if self._timer is None or due < self._timer.when():
-            self._watch(due)
-        try:
+        with self._waiting():
             return await self._stream.__anext__()
-        except ConnectionLost as error:
-            raise worker_lost(self.peer, self.doing, error) from error
-        finally:
-            self._due = None
+
+    async def feed(self, put: Callable[[E], bool]) -> bool:
+        """Give every event to `put` in the step in which it comes, until that returns True; False: the stream ended."""
+
+        def heard(event: E) -> bool:
+            self._due = self._loop.time() + self.patience
+            return put(event)
+
+        with self._waiting():
+            return await self._stream.feed(heard)
 
     async def close(self) -> None:
         """Idempotent; waits for nothing that the worker would have to say."""
@@ -57,6 +62,18 @@ class Leg(Generic[E]):
             self._timer.cancel()
             self._timer = None
         await self._stream.aclose()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._due = due = self._loop.time() + self.patience
+        if self._timer is None or due < self._timer.when():
+            self._watch(due)
+        try:
+            yield
+        except ConnectionLost as error:
+            raise worker_lost(self.peer, self.doing, error) from error
+        finally:
+            self._due = None
 
     def _watch(self, due: float) -> None:
         """Look at `due` whether the leg still waits. One timer for many events: one each costs more than the event."""

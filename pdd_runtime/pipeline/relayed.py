@@ -96,7 +96,7 @@ class Relayed:
         self.relay_stopped = True
         session.changed.fire()
 
-    async def _take_from_relay(self, tokens: tuple[Token, ...]) -> None:
+    def _take_from_relay(self, tokens: tuple[Token, ...]) -> None:
         if self.sealed is not None and self.strategy.carries == "tokens":
             # The seal reached the relay a moment later: main makes these again.
             end = len(self.session.prompt) + self.sealed
@@ -196,10 +196,10 @@ class Relayed:
         await self._pin(leg)
         last_of_relay = session.last_token_at
 
-        async def commit() -> None:
+        def commit() -> None:
             self.record.gap = session.last_token_at - last_of_relay
             session.timeline.event(leg.peer, f"commit: gap {self.record.gap:.3f} s")
-            await self._free_relay()
+            session.start(self._free_relay())
 
         await session.answer(leg, commit)
 

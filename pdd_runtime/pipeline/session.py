@@ -260,28 +260,35 @@ class Session:
                 return event
         raise EngineError(f"{leg.doing}: the stream ended before it began", where=f"worker {leg.peer}")
 
-    async def follow(self, leg: Leg[DecodeEvent], take: Callable[[tuple[Token, ...]], Awaitable[None]]) -> Stopped:
+    async def follow(self, leg: Leg[DecodeEvent], take: Callable[[tuple[Token, ...]], None]) -> Stopped:
         """Give a decode's tokens to `take` until it stops."""
-        async for event in leg:
-            match event:
-                case Tokens(tokens):
-                    await take(tokens)
-                    if self.cut:
-                        await leg.close()
-                        return Stopped("stop", len(self.prompt) + len(self.log))
-                case Stopped():
-                    return event
-        raise EngineError(f"{leg.doing}: the stream ended without a stop", where=f"worker {leg.peer}")
+        stopped: Stopped | None = None
 
-    async def answer(self, leg: Leg[DecodeEvent], begun: Callable[[], Awaitable[None]] | None = None) -> None:
+        def heard(event: DecodeEvent) -> bool:
+            nonlocal stopped
+            if isinstance(event, Tokens):
+                take(event.tokens)
+                return self.cut
+            if isinstance(event, Stopped):
+                stopped = event
+            return stopped is not None
+
+        if not await leg.feed(heard):
+            raise EngineError(f"{leg.doing}: the stream ended without a stop", where=f"worker {leg.peer}")
+        if stopped is None:
+            await leg.close()
+            return Stopped("stop", len(self.prompt) + len(self.log))
+        return stopped
+
+    async def answer(self, leg: Leg[DecodeEvent], begun: Callable[[], None] | None = None) -> None:
         """Main's tokens go to the user until the end of the answer; `begun` is called once the first ones are out."""
 
-        async def take(tokens: tuple[Token, ...]) -> None:
+        def take(tokens: tuple[Token, ...]) -> None:
             nonlocal begun
             first, begun = begun, None
             self.accept(tokens, "main")
             if first is not None:
-                await first()
+                first()
 
         stopped = await self.follow(leg, take)
         self.timeline.event(leg.peer, f"main stops: {stopped.reason}")

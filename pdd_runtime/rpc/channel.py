@@ -10,7 +10,7 @@ from typing import Protocol, cast
 import msgspec
 
 from pdd_runtime.errors import ConnectionLost, PddError, RpcError
-from pdd_runtime.rpc.frames import FRAME_LIMIT, GREETING_LIMIT, Bye, Frame, FrameDecoder, Hello, Ping
+from pdd_runtime.rpc.frames import FRAME_LIMIT, GREETING_LIMIT, Bye, Frame, FrameDecoder, Hello, Item, Ping
 from pdd_runtime.rpc.greeting import Greeting
 from pdd_runtime.rpc.line import Line
 from pdd_runtime.rpc.outbox import Outbox
@@ -139,6 +139,9 @@ class Channel(asyncio.Protocol):
 
     def _take(self, frame: Frame) -> None:
         match frame:
+            case Item() if self._receiver is not None:
+                # First, because nearly all are such.
+                self._receiver.frame(frame)
             case Ping():
                 pass
             case Bye(error):

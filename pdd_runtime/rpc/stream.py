@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -33,9 +34,10 @@ class RpcStream(Generic[T]):
         self._decoder = items
         self._id: int | None = None
         self._items: deque[tuple[T, int]] = deque()
+        self._put: Callable[[T], bool] | None = None
         self._owed = 0
         self._ended = False
-        self._error: PddError | None = None
+        self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -55,27 +57,27 @@ class RpcStream(Generic[T]):
         if self._id is None:
             await self._begin()
         while not self._items:
-            if self._waiter is not None:
-                raise RuntimeError(f"two tasks read the stream of {self._method} at once")
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            if self._ended:
+            if not await self._more():
                 raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            except asyncio.CancelledError:
-                await self.aclose()
-                raise
-            finally:
-                self._waiter = None
-        item, credits = self._items.popleft()
-        self._owed += credits
-        if self._owed >= WINDOW // 2 and not self._ended and self._id is not None:
-            self._connection.send(Credit(self._id, self._owed))
-            self._owed = 0
-        return item
+        return self._take()
+
+    async def feed(self, put: Callable[[T], bool]) -> bool:
+        """Give every item to `put` in the very step in which it arrives: no task wakes up for it. Returns True when
+        `put` does, which has enough then, and False when the stream has ended. Raises what `put` raises, too; the
+        stream is then stopped on both sides."""
+        if self._id is None:
+            await self._begin()
+        while self._items:
+            if put(self._take()):
+                return True
+        self._put = put
+        try:
+            while await self._more():
+                if self._put is None:
+                    return True
+            return False
+        finally:
+            self._put = None
 
     async def aclose(self) -> None:
         """Stop it on both sides, whatever its state; items not taken are dropped. Idempotent."""
@@ -107,6 +109,36 @@ class RpcStream(Generic[T]):
             raise
         if left is not None:
             self._timer = loop.call_later(left, self._expire)
+
+    async def _more(self) -> bool:
+        """Wait until something has come; False: nothing more does."""
+        if self._waiter is not None:
+            raise RuntimeError(f"two tasks read the stream of {self._method} at once")
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if self._ended:
+            return False
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        finally:
+            self._waiter = None
+        return True
+
+    def _take(self) -> T:
+        item, credits = self._items.popleft()
+        self._consumed(credits)
+        return item
+
+    def _consumed(self, credits: int) -> None:
+        self._owed += credits
+        if self._owed >= WINDOW // 2 and not self._ended and self._id is not None:
+            self._connection.send(Credit(self._id, self._owed))
+            self._owed = 0
 
     def _stop(self) -> None:
         """Cancel the other side if it still runs, and wake the reader."""
@@ -140,8 +172,20 @@ class RpcStream(Generic[T]):
         except RpcError as error:
             self.fail(error)
             return
-        self._items.append((item, cost(payload)))
-        self._wake()
+        if self._put is None:
+            self._items.append((item, cost(payload)))
+            self._wake()
+            return
+        self._consumed(cost(payload))
+        try:
+            enough = self._put(item)
+        except Exception as error:
+            self._error = error
+            self._stop()
+            return
+        if enough:
+            self._put = None
+            self._wake()
 
     def on_result(self, payload: msgspec.Raw) -> None:
         raise RpcError(f"{self._method} is a stream, but the peer sent one result")

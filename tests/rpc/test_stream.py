@@ -343,3 +343,63 @@ async def test_two_readers_of_one_stream_are_refused(server: RpcServer, dial: Di
         with pytest.raises(RuntimeError, match="two tasks"):
             await anext(items)
         first.cancel()
+
+
+async def test_fed_items_come_in_order_and_none_is_lost_when_the_reader_has_enough(
+    server: RpcServer, dial: Dial
+) -> None:
+    counter = Counter()
+    server.stream("count", int, counter)
+    async with (await dial()).stream("count", 0, int, timeout=20) as numbers:
+        assert await anext(numbers) == 1
+        fed: list[int] = []
+
+        def put(number: int) -> bool:
+            fed.append(number)
+            return number == 4 * WINDOW
+
+        assert await numbers.feed(put)
+        assert fed == list(range(2, 4 * WINDOW + 1))
+        assert await anext(numbers) == 4 * WINDOW + 1
+    async with asyncio.timeout(10):
+        await counter.ended.wait()
+
+
+async def test_feeding_ends_with_the_stream_and_raises_its_error_behind_what_arrived(
+    server: RpcServer, dial: Dial
+) -> None:
+    async def three(fails: bool, context: RpcContext) -> AsyncGenerator[int, None]:
+        for number in range(3):
+            yield number
+        if fails:
+            raise EngineError("out of numbers")
+
+    server.stream("three", bool, three)
+    connection = await dial()
+    fed: list[int] = []
+
+    def put(number: int) -> bool:
+        fed.append(number)
+        return False
+
+    async with connection.stream("three", False, int, timeout=20) as numbers:
+        assert not await numbers.feed(put)
+    async with connection.stream("three", True, int, timeout=20) as numbers:
+        with pytest.raises(EngineError, match="out of numbers"):
+            await numbers.feed(put)
+    assert fed == [0, 1, 2] * 2
+
+
+async def test_what_the_fed_raises_reaches_the_reader_and_ends_the_handler(server: RpcServer, dial: Dial) -> None:
+    counter = Counter(pause=0.001)
+    server.stream("count", int, counter)
+
+    def put(number: int) -> bool:
+        raise ValueError(f"no more than {number}")
+
+    async with (await dial()).stream("count", 0, int, timeout=20) as numbers:
+        await anext(numbers)
+        with pytest.raises(ValueError, match="no more than"):
+            await numbers.feed(put)
+    async with asyncio.timeout(10):
+        await counter.ended.wait()
