@@ -34,10 +34,10 @@ class Exposure(AgentThread):
 
     def stir(self, waiting: bool) -> None:
         """Something was offered or taken; is there still something to be read?"""
-        with self._changed:
-            self._waiting = waiting and not self._progresses
-            self._backoff.reset()
-            if self._waiting:
+        self._backoff.reset()
+        if (waiting and not self._progresses) != self._waiting:
+            with self._changed:
+                self._waiting = not self._waiting
                 self._changed.notify()
 
     def step(self, agent: Agent) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -18,7 +19,9 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, memory: memoryview) -> Region:
-        return cls(np.frombuffer(memory, np.uint8).__array_interface__["data"][0], memory.nbytes)
+        if memory.readonly:
+            return cls(np.frombuffer(memory, np.uint8).ctypes.data, memory.nbytes)
+        return cls(ctypes.addressof(ctypes.c_char.from_buffer(memory)), memory.nbytes)  # A tenth of the time.
 
     def block(self, memory: Region) -> int | None:
         """Which block of that size, counted from our beginning, `memory` is; None where it is none of ours."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 
 from pdd_rdma.memory import Region
 from pdd_rdma.meter import Meter
 from pdd_rdma.waiting import to_its_end
-from pdd_rdma.wire import PIECE, Ask, Offer, Offered, checksum
+from pdd_rdma.wire import FIRST_PIECE, PIECE, Ask, Offer, Offered, checksum
 from pdd_runtime.errors import PddError, RemoteError, TransferError
 from pdd_runtime.plugins.transport import BlockSource, Feed, Gone, Ready
 
@@ -22,7 +23,7 @@ class Session:
 
     def __init__(self, ask: Ask, source: BlockSource, region: Region, meter: Meter, name: str) -> None:
         self._ask, self._source, self._region, self._meter = ask, source, region, meter
-        self._subscription = ask.subscription
+        self._subscription, self._block_bytes = ask.subscription, ask.subscription.layout.block_bytes
         self._loop = asyncio.get_running_loop()
         self._offers: asyncio.Queue[Offer | Exception] = asyncio.Queue()
         self._unsettled = len(ask.subscription.blocks)
@@ -73,17 +74,14 @@ class Session:
             self._meter.dropped(len(self._held) * self._block_bytes)
             self._held.clear()
 
-    @property
-    def _block_bytes(self) -> int:
-        return self._subscription.layout.block_bytes
-
     def _run(self) -> None:
         try:
             self._feed = self._source.open(self._subscription)
             self._hand_over(Offer())
-            unsettled = len(self._subscription.blocks)
+            unsettled, limit = len(self._subscription.blocks), FIRST_PIECE
             while unsettled and not self._stopped.is_set():
-                offer = self._next(self._feed)
+                offer = self._next(self._feed, limit)
+                limit = min(2 * limit, PIECE)
                 if offer.blocks or offer.gone:
                     unsettled -= len(offer.blocks) + len(offer.gone)
                     self._hand_over(offer)
@@ -92,10 +90,10 @@ class Session:
         except Exception as error:
             self._hand_over(RemoteError(f"{type(error).__name__}: {error}"))
 
-    def _next(self, feed: Feed) -> Offer:
+    def _next(self, feed: Feed, limit: int) -> Offer:
         """What is there, waiting a little for the first of it."""
         offer, size, wait = Offer([], []), self._block_bytes, POLL
-        while (len(offer.blocks) + 1) * size <= max(PIECE, size):
+        while (len(offer.blocks) + 1) * size <= max(limit, size):
             item = feed.next(wait)
             wait = 0.0
             if isinstance(item, Ready):
@@ -123,6 +121,7 @@ class Session:
     def _hand_over(self, offer: Offer | Exception) -> None:
         try:
             self._loop.call_soon_threadsafe(self._offers.put_nowait, offer)
+            time.sleep(0)  # The loop is to send it now, not when this thread has used up its turn.
         except RuntimeError:
             # The loop is closed, so the worker has ended.
             if not self._loop.is_closed():

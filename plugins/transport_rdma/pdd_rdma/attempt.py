@@ -1,0 +1,201 @@
+"""One session on the receiving side: from a subscription to the last block, or to the first trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import numpy as np
+
+from pdd_rdma.agent_thread import NixlError
+from pdd_rdma.config import RdmaConfig
+from pdd_rdma.peers import Lost, Peer
+from pdd_rdma.reader import Landing, Reader
+from pdd_rdma.waiting import to_its_end
+from pdd_rdma.wire import FEED, TAKEN, Ask, Offer, Offered, Taken, checksum
+from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, PddError, leaves
+from pdd_runtime.plugins.transport import BlockSink, Subscription
+
+STUCK = 2.0
+"""Seconds that a read which nobody wants any more may take to end, before all reads of this worker are ended."""
+LATE = 5.0
+"""Seconds the sender has, past the deadline, to end a session by itself."""
+GIVE_BACK = 64 << 20
+"""Bytes that the sender holds for us after we have read them, at most, while more is on its way."""
+
+log = logging.getLogger(__name__)
+
+
+class Damaged(Lost):
+    """A block was not what its checksum says."""
+
+
+class Settle(Protocol):
+    def __call__(self, numbers: Sequence[int], *, there: bool) -> None: ...
+
+
+class Attempt:
+    """On the loop. `numbers` are the positions of the subscription's blocks in the fetch, by which the sink knows
+    them."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        numbers: Sequence[int],
+        sink: BlockSink,
+        settle: Settle,
+        reader: Reader,
+        checker: ThreadPoolExecutor,
+        config: RdmaConfig,
+    ) -> None:
+        """`checker` is where blocks are hashed, and the sink is told."""
+        self._subscription, self._numbers, self._sink, self._settle = subscription, numbers, sink, settle
+        self._reader, self._checker, self._checksums = reader, checker, config.checksums
+        self._memory = [sink.memory(number).cast("B") for number in numbers]
+        self._fetch = secrets.token_bytes(16)
+        self._reading = 0
+        """Pieces on their way."""
+        self._read: list[Offered] = []
+        """Blocks that are to be given back."""
+        self.accepted = False
+
+    async def run(self, peer: Peer) -> None:
+        """Returns when every block has come or is gone. Raises `Lost` when what is missing may be asked for again, and
+        `PddError` when there is no use. However it ends, nothing touches the sink any more."""
+        ask = Ask(fetch=self._fetch, subscription=self._subscription, checksums=self._checksums)
+        stream = peer.connection.stream(FEED, ask, Offer, timeout=self._subscription.deadline + LATE)
+        # Reads take turns, so this is the weight of the fetch among others.
+        pieces = asyncio.Semaphore(4 << min(max(self._subscription.priority, 0), 3))
+        try:
+            async with stream, self._landing() as landing, asyncio.TaskGroup() as group:
+                async for offer in stream:
+                    self.accepted = True
+                    self._settle([self._numbers[index] for index in offer.gone], there=False)
+                    if offer.blocks:
+                        await pieces.acquire()
+                        task = group.create_task(self._take(peer, landing, offer.blocks))
+                        task.add_done_callback(lambda _: pieces.release())
+        except BaseExceptionGroup as errors:
+            raise _cause(errors) from None
+        except _LOST as error:
+            raise Lost(str(error)) from None
+
+    @asynccontextmanager
+    async def _landing(self) -> AsyncIterator[Landing]:
+        future = self._reader.land(self._memory)
+        try:
+            landing = await to_its_end(asyncio.wrap_future(future))
+        except NixlError as error:
+            raise Lost(f"the memory for the blocks cannot be registered: {error}") from None
+        except asyncio.CancelledError:
+            if future.exception() is None:
+                self._reader.lift(future.result())
+            raise
+        try:
+            yield landing
+        finally:
+            await to_its_end(asyncio.wrap_future(self._reader.lift(landing)))
+
+    async def _take(self, peer: Peer, landing: Landing, blocks: Sequence[Offered]) -> None:
+        """Read a piece, and give it back: now, or with the next."""
+        self._reading += 1
+        try:
+            damaged = await self._ended(asyncio.wrap_future(self._checked_read(peer, landing, blocks)))
+        except NixlError as error:
+            # What is known of the peer may not be true any more.
+            await peer.connection.close()
+            raise Lost(str(error)) from None
+        finally:
+            self._reading -= 1
+        self._read += blocks
+        if not self._reading or len(self._read) * self._subscription.layout.block_bytes >= GIVE_BACK:
+            await self._give_back(peer)
+        if damaged:
+            raise Damaged(f"{len(damaged)} blocks came damaged, the first is {damaged[0]}")
+
+    def _checked_read(self, peer: Peer, landing: Landing, blocks: Sequence[Offered]) -> Future[list[int]]:
+        """Read blocks, and look at them without a way over the loop; what is damaged."""
+        checked: Future[list[int]] = Future()
+
+        def on_read(read: Future[None]) -> None:
+            error = read.exception()
+            if error is not None:
+                checked.set_exception(error)
+            elif not self._checksums:
+                checked.set_result([])
+            else:
+                self._checker.submit(on_turn)
+
+        def on_turn() -> None:
+            try:
+                checked.set_result(self._check(blocks))
+            except BaseException as error:
+                checked.set_exception(error)
+
+        self._reader.read(
+            peer.remote,
+            self._subscription.layout.block_bytes,
+            np.array([block.number for block in blocks], np.int32),
+            landing,
+            np.array([block.index for block in blocks], np.int32),
+        ).add_done_callback(on_read)
+        return checked
+
+    async def _ended(self, read: asyncio.Future[list[int]]) -> list[int]:
+        """Raises `NixlError`. However it ends, the read has."""
+        try:
+            await asyncio.wait({read})
+        except asyncio.CancelledError:
+            await to_its_end(asyncio.ensure_future(self._end(read)))
+            raise
+        return read.result()
+
+    async def _end(self, read: asyncio.Future[list[int]]) -> None:
+        await asyncio.wait({read}, timeout=STUCK)
+        if not read.done():
+            log.warning("request %s: a read does not end: all begin again", self._subscription.request_id)
+            await asyncio.wrap_future(self._reader.rebuild())
+            await asyncio.wait({read})
+        read.exception()  # Asked for: it is no forgotten error.
+
+    async def _give_back(self, peer: Peer) -> None:
+        """Tell the sender what it need not hold any more. Where blocks have no checksum they are right if it still
+        held them."""
+        blocks, self._read = self._read, []
+        taken = Taken(self._fetch, [block.index for block in blocks])
+        try:
+            await peer.connection.call(TAKEN, taken, int, timeout=self._subscription.deadline)
+        except PddError as error:
+            raise Lost(str(error)) from None
+        if not self._checksums:
+            await to_its_end(asyncio.get_running_loop().run_in_executor(self._checker, self._check, blocks))
+
+    def _check(self, blocks: Sequence[Offered]) -> list[int]:
+        """Tell the sink what is right; the positions of what is not."""
+        right, damaged = [], []
+        for block in blocks:
+            number = self._numbers[block.index]
+            name = self._subscription.blocks[block.index].name
+            if self._checksums and checksum(name, self._memory[block.index]) != block.checksum:
+                damaged.append(number)
+            else:
+                right.append(number)
+                self._sink.done(number)
+        self._settle(right, there=True)
+        return damaged
+
+
+_LOST = (ConnectionLost, DeadlineExceeded)
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended an attempt: what there is no use in trying again, else what came first."""
+    errors = [*leaves(group)]
+    final = (error for error in errors if isinstance(error, PddError) and not isinstance(error, _LOST))
+    cause = next(final, errors[0])
+    return Lost(str(cause)) if isinstance(cause, _LOST) else cause
