@@ -1,29 +1,36 @@
-"""Write the tables of docs/graph.md anew from the models and the plugins' settings: `python docs/generate.py`.
+"""Write the tables of docs/graph.md anew from the models and the plugins' settings, and those of docs/cli.md from the
+commands: `python docs/generate.py`.
 
-With `--check` nothing is written; the exit code is 1 when the manual is not up to date. A table stands between the
-lines `<!-- keys of NAME -->` and `<!-- end -->`, where NAME is a form of the graph, or `settings`.
+With `--check` nothing is written; the exit code is 1 when a manual is not up to date. A table stands between the
+lines `<!-- keys of NAME -->` and `<!-- end -->`, where NAME is a form of the graph, or `settings`; or between
+`<!-- options of COMMAND -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+from typer.models import ArgumentInfo
 
+from pdd_runtime.cli.app import app
 from pdd_runtime.graph import models
 from pdd_runtime.graph.units import write_duration, write_size
 from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.schema import settings_schema
 
-MANUAL = Path(__file__).parent / "graph.md"
+MANUALS = tuple(Path(__file__).parent / name for name in ("graph.md", "cli.md"))
 DISTRIBUTIONS = ("pdd-runtime", "pdd-tcp", "pdd-torch")
-_BLOCK = re.compile(r"(<!-- keys of (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- (?:keys|options) of (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def generated(text: str) -> str:
@@ -39,6 +46,8 @@ def named(text: str) -> list[str]:
 def _table(name: str) -> str:
     if name == "settings":
         return "\n".join(_settings())
+    if (command := dict(commands(app)).get(name)) is not None:
+        return "\n".join(["| option | default | meaning |", "|---|---|---|", *_options(command)]) + "\n"
     form = getattr(models, name)
     if not form.model_fields:
         return ""
@@ -80,6 +89,47 @@ def _settings() -> Iterator[str]:
         yield ""
 
 
+def commands(group: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
+    """What runs each command; those of a group as "group name"."""
+    for command in group.registered_commands:
+        assert command.callback is not None
+        yield prefix + (command.name or command.callback.__name__), command.callback
+    for below in group.registered_groups:
+        assert below.typer_instance is not None
+        callback = below.typer_instance.registered_callback
+        assert callback is not None
+        assert callback.callback is not None
+        yield f"{prefix}{below.name}", callback.callback
+        yield from commands(below.typer_instance, f"{prefix}{below.name} ")
+
+
+def _options(command: Callable[..., Any]) -> Iterator[str]:
+    """A row for each argument and option."""
+    hints: dict[str, Any] = get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        if not (told := [more for more in getattr(hints[name], "__metadata__", ()) if hasattr(more, "help")]):
+            continue
+        info, kind = told[0], hints[name].__origin__
+        if isinstance(info, ArgumentInfo):
+            names = [str(info.metavar)]
+        else:
+            # Inside `Annotated` the first name stands where a default would.
+            names = [one for declared in (info.default, *info.param_decls) for one in declared.split("/")]
+            names[0] += f" {info.metavar}" if info.metavar else " N" if kind is int else ""
+        choices = f" One of {', '.join(kind)}." if isinstance(kind, type) and issubclass(kind, Enum) else ""
+        default = f"`{names[0]}`" if parameter.default is True else _unset(parameter.default)
+        cells = (", ".join(f"`{name}`" for name in names), default, f"{info.help}{choices}")
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _unset(default: object) -> str:
+    if default is inspect.Parameter.empty:
+        return "required"
+    if default is None or isinstance(default, bool):
+        return "–"
+    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+
+
 def _plain(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1 << 20 and value % (1 << 20) == 0:
         return write_size(value)
@@ -87,15 +137,13 @@ def _plain(value: object) -> str:
 
 
 def main() -> int:
-    text = MANUAL.read_text()
-    wanted = generated(text)
-    if text == wanted:
-        return 0
-    if "--check" in sys.argv:
-        print(f"{MANUAL} is not up to date: run `python docs/generate.py`", file=sys.stderr)
-        return 1
-    MANUAL.write_text(wanted)
-    return 0
+    wrong = [manual for manual in MANUALS if generated(manual.read_text()) != manual.read_text()]
+    for manual in wrong:
+        if "--check" in sys.argv:
+            print(f"{manual} is not up to date: run `python docs/generate.py`", file=sys.stderr)
+        else:
+            manual.write_text(generated(manual.read_text()))
+    return 1 if wrong and "--check" in sys.argv else 0
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def generate() -> ModuleType:
     return module
 
 
-def test_the_manual_has_every_key_and_setting_with_its_default_and_meaning() -> None:
+def test_the_manuals_have_every_key_setting_and_option_with_its_default_and_meaning() -> None:
     done = subprocess.run(
         [sys.executable, DOCS / "generate.py", "--check"], capture_output=True, text=True, timeout=60, check=False
     )
