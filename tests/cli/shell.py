@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import PATIENCE
 
 GRAPH = """\
 apiVersion: pdd/v1alpha1
@@ -50,7 +53,7 @@ class Cli:
             "OMP_NUM_THREADS": "1",
         }
 
-    def __call__(self, *arguments: str, timeout: float = 60, env: dict[str, str] | None = None) -> Result:
+    def __call__(self, *arguments: str, timeout: float = 2 * PATIENCE, env: dict[str, str] | None = None) -> Result:
         done = subprocess.run(
             [sys.executable, "-m", "pdd_runtime.cli", *arguments],
             capture_output=True,
@@ -72,6 +75,8 @@ class Cli:
             text=True,
             env=self.env,
             cwd=self.directory,
+            # Ctrl-C means something to it, even where these tests run in the background and ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.attached.append(process)
         return process
@@ -113,8 +118,8 @@ def running(pid: int) -> bool:
     return state not in "ZX"
 
 
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.05)

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import signal
-import socket
 import threading
 
 import httpx
 import pytest
 
 from tests.cli.shell import GRAPH, Cli, read_until, running, until
+from tests.waiting import PATIENCE
 
 SLOW = GRAPH.replace("{plugin: scripted}", "{plugin: scripted, config: {token_time: 0.05}}")
 
@@ -80,20 +80,20 @@ def test_ctrl_c_lets_running_answers_end_and_leaves_nothing(cli: Cli) -> None:
     def ask() -> None:
         nonlocal answer
         body = {"model": "toy", "prompt": "Hello", "max_tokens": 30, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as stream:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as stream:
             for piece in stream.iter_text():
                 first.set()
                 answer += piece
 
     asking = threading.Thread(target=ask)
     asking.start()
-    assert first.wait(20)
+    assert first.wait(PATIENCE)
     process.send_signal(signal.SIGINT)
-    asking.join(20)
+    asking.join(PATIENCE)
     assert answer.rstrip().endswith("data: [DONE]")
     assert '"finish_reason":"length"' in answer
     rest = process.stdout.read() if process.stdout else ""
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE) == 0
     assert (
         rest.index("draining: running requests may end")
         < rest.index("frontend/0 stopped")
@@ -109,12 +109,16 @@ def test_a_second_ctrl_c_kills(cli: Cli) -> None:
     pids = cli.pids()
     body = {"model": "toy", "prompt": "Hello", "max_tokens": 2000, "stream": True}
     url = cli.launcher()["url"]
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as stream:
-        next(stream.iter_text())
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as stream:
+        pieces = stream.iter_text()
+        next(pieces)
         process.send_signal(signal.SIGINT)
         read_until(process, "frontend/0 draining")
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
+        # Nobody waited for the answer, and nobody was left to end it in words.
+        with pytest.raises(httpx.TransportError):
+            list(pieces)
     assert gone(pids)
 
 
@@ -130,7 +134,7 @@ def test_a_question_is_answered_and_drawn_and_the_graph_stays_until_sigterm(cli:
     pids = cli.pids()
     assert httpx.get(f"{cli.launcher()['url']}/ready").is_success
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE) == 0
     assert gone(pids)
 
 
@@ -162,10 +166,8 @@ def test_a_launcher_that_is_killed_leaves_no_process(cli: Cli) -> None:
 
 
 def test_what_a_killed_launcher_left_on_the_port_is_no_hindrance(cli: Cli) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = ["--set", f"spec.frontend.port={free.getsockname()[1]}"]
-    assert cli("up", cli.write(), "--wait", *port).code == 0
+    assert cli("up", cli.write(), "--wait").code == 0
+    port = ["--set", f"spec.frontend.port={httpx.URL(cli.launcher()['url']).port}"]
     frontend = next(process["pid"] for process in cli.ps() if process["pool"] == "frontend")
     # It cannot notice by itself that its launcher is gone.
     os.kill(frontend, signal.SIGSTOP)
