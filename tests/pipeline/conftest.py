@@ -205,10 +205,16 @@ class Fleet:
             await asyncio.sleep(0.02)
 
 
+@pytest.fixture(scope="module")
+def make_fleet(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Fleet]:
+    """A fleet with these overrides; to be started and closed by who makes it."""
+    return lambda *overrides: Fleet(tmp_path_factory.mktemp("fleet"), overrides)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+async def fleet(make_fleet: Callable[..., Fleet]) -> AsyncIterator[Fleet]:
     """One worker of each pool, for all tests of a module: whatever they leave behind shows in the next."""
-    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
+    fleet = make_fleet()
     await fleet.start()
     try:
         yield fleet
@@ -217,12 +223,12 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def new_fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Callable[..., Fleet]]:
+async def new_fleet(make_fleet: Callable[..., Fleet]) -> AsyncIterator[Callable[..., Fleet]]:
     """Makes fleets for one test, which may kill what it likes; to be started by it."""
     fleets: list[Fleet] = []
 
     def make(*overrides: str) -> Fleet:
-        fleets.append(Fleet(tmp_path_factory.mktemp("fleet"), overrides))
+        fleets.append(make_fleet(*overrides))
         return fleets[-1]
 
     yield make
