@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
@@ -18,19 +19,11 @@ MARKERS = frozenset((OPEN, CLOSE, PYTHON_TAG, TOOL_CALLS, "[ARGS]", "[CALL_ID]")
 """Those that may be tokens of their own."""
 
 
-class TaggedCalls(Reader):
-    """`<tool_call>…</tool_call>` between other text: Hermes, Qwen, and the many that follow them.
+class _Steps(Reader):
+    """Goes on by one change of state after the other, over the text that it holds."""
 
-    White space around calls is dropped. What stands between the tags and is no call stays content, tags included.
-    """
-
-    def __init__(self, new_call: Callable[[], CallObject | FunctionTags] = CallObject) -> None:
-        """`new_call`: reads what stands between the tags."""
-        self._new_call = new_call
+    def __init__(self) -> None:
         self._held = ""
-        self._state: Literal["outside", "inside", "after", "broken"] = "outside"
-        self._call = new_call()
-        self._called = False
 
     def push(self, text: str) -> list[Part]:
         self._held += text
@@ -38,6 +31,35 @@ class TaggedCalls(Reader):
         while self._held and self._step(parts):
             pass
         return parts
+
+    @abstractmethod
+    def _step(self, parts: list[Part]) -> bool:
+        """One change of state; False when more text is needed."""
+
+    def _until(self, marker: str, kind: Literal["content", "arguments"], parts: list[Part]) -> bool:
+        """Give out what stands before `marker`, and go behind it; False when it has not come yet."""
+        at = self._held.find(marker)
+        end = at if at >= 0 else len(self._held) - overlap(self._held, marker)
+        # A space may turn out to stand before the marker, so it waits for what comes behind it.
+        if text := self._held[:end].rstrip():
+            parts.append(Part(kind, text))
+        self._held = self._held[len(text) :] if at < 0 else self._held[at + len(marker) :]
+        return at >= 0
+
+
+class TaggedCalls(_Steps):
+    """`<tool_call>…</tool_call>` between other text: Hermes, Qwen, and the many that follow them.
+
+    White space around calls is dropped. What stands between the tags and is no call stays content, tags included.
+    """
+
+    def __init__(self, new_call: Callable[[], CallObject | FunctionTags] = CallObject) -> None:
+        """`new_call`: reads what stands between the tags."""
+        super().__init__()
+        self._new_call = new_call
+        self._state: Literal["outside", "inside", "after", "broken"] = "outside"
+        self._call = new_call()
+        self._called = False
 
     def flush(self) -> list[Part]:
         held, self._held = self._held, ""
@@ -48,29 +70,18 @@ class TaggedCalls(Reader):
         return [Part("content", held)] if held else []
 
     def _step(self, parts: list[Part]) -> bool:
-        """One change of state; False when more text is needed."""
         match self._state:
             case "outside":
-                return self._outside(parts)
+                if not self._until(OPEN, "content", parts):
+                    return False
+                self._state, self._call = "inside", self._new_call()
+                return True
             case "inside":
                 return self._inside(parts)
             case "after":
                 return self._after()
             case "broken":
                 return self._broken()
-
-    def _outside(self, parts: list[Part]) -> bool:
-        at = self._held.find(OPEN)
-        end = at if at >= 0 else len(self._held) - overlap(self._held, OPEN)
-        content = self._held[:end].rstrip()
-        if content:
-            # A space may turn out to stand before a call, so it waits for what comes behind it.
-            parts.append(Part("content", content))
-        if at < 0:
-            self._held = self._held[len(content) :]
-            return False
-        self._held, self._state, self._call = self._held[at + len(OPEN) :], "inside", self._new_call()
-        return True
 
     def _inside(self, parts: list[Part]) -> bool:
         text, self._held = self._held, ""
@@ -105,25 +116,18 @@ class TaggedCalls(Reader):
         return True
 
 
-class BareCalls(Reader):
+class BareCalls(_Steps):
     """An answer that is nothing but one or several JSON objects, each a call: Llama 3, and forced calls, which are a
     JSON list. What is no call of a known tool is content."""
 
     def __init__(self, names: Collection[str] | None, between: str) -> None:
         """`names`: of the tools; none: any. `between`: the characters that may stand before, between and behind the
         objects."""
+        super().__init__()
         self._names, self._between = names, between
-        self._held = ""
         self._skipped = ""
         self._call: CallObject | None = None
         self._plain = False
-
-    def push(self, text: str) -> list[Part]:
-        self._held += text
-        parts: list[Part] = []
-        while self._held and self._step(parts):
-            pass
-        return parts
 
     def flush(self) -> list[Part]:
         if self._call is not None:
@@ -170,23 +174,16 @@ class BareCalls(Reader):
         return [Part("content", text)] if text else []
 
 
-class MarkedCalls(Reader):
+class MarkedCalls(_Steps):
     """Text, then `[TOOL_CALLS]` and a JSON list of calls, or `[TOOL_CALLS]name[ARGS]{…}`, once for each: Mistral.
 
     White space before a marker is dropped.
     """
 
     def __init__(self) -> None:
-        self._held = ""
+        super().__init__()
         self._state: Literal["outside", "marked", "list", "arguments"] = "outside"
         self._list = BareCalls(None, LIST_BETWEEN)
-
-    def push(self, text: str) -> list[Part]:
-        self._held += text
-        parts: list[Part] = []
-        while self._held and self._step(parts):
-            pass
-        return parts
 
     def flush(self) -> list[Part]:
         held, self._held = self._held, ""
@@ -201,29 +198,19 @@ class MarkedCalls(Reader):
                 return [Part("arguments", held)] if held.strip() else []
 
     def _step(self, parts: list[Part]) -> bool:
-        """One change of state; False when more text is needed."""
         match self._state:
-            case "outside":
-                return self._until_marker("content", parts)
-            case "arguments":
-                return self._until_marker("arguments", parts)
+            case "outside" | "arguments":
+                kind: Literal["content", "arguments"] = "content" if self._state == "outside" else "arguments"
+                if not self._until(TOOL_CALLS, kind, parts):
+                    return False
+                self._state = "marked"
+                return True
             case "list":
                 text, self._held = self._held, ""
                 parts += self._list.push(text)
                 return False
             case "marked":
                 return self._marked(parts)
-
-    def _until_marker(self, kind: Literal["content", "arguments"], parts: list[Part]) -> bool:
-        at = self._held.find(TOOL_CALLS)
-        end = at if at >= 0 else len(self._held) - overlap(self._held, TOOL_CALLS)
-        if text := self._held[:end].rstrip():
-            parts.append(Part(kind, text))
-        if at < 0:
-            self._held = self._held[len(text) :]
-            return False
-        self._held, self._state = self._held[at + len(TOOL_CALLS) :], "marked"
-        return True
 
     def _marked(self, parts: list[Part]) -> bool:
         head = self._held.lstrip()
