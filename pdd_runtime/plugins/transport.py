@@ -104,6 +104,8 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """From the first subscription to the last block."""
     resumed: int = 0
     """How often the connection was lost and what was missing asked for again."""
+    over: str = ""
+    """The transport that carried it, where that is not the one that was asked: its fallback."""
 
     @property
     def goodput(self) -> float:

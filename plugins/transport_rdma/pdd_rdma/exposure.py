@@ -8,6 +8,10 @@ from typing import Any
 from pdd_rdma.agent_thread import AgentThread, Backoff
 from pdd_rdma.library import Agent, MakeAgent
 from pdd_rdma.memory import MemoryType, Region
+from pdd_runtime.clock import now
+
+LINGER = 5.0
+"""Seconds: a read may still be on its way when the session it belonged to has ended on this side."""
 
 
 class Exposure(AgentThread):
@@ -21,6 +25,7 @@ class Exposure(AgentThread):
         self._memory, self._progresses = memory, progresses
         self._registered: Any = None
         self._waiting = False
+        self._until = 0.0
         self._backoff = Backoff(2e-4, 2e-3)
 
     def open(self) -> Future[tuple[str, bytes]]:
@@ -34,14 +39,17 @@ class Exposure(AgentThread):
 
     def stir(self, waiting: bool) -> None:
         """Something was offered or taken; is there still something to be read?"""
+        if self._progresses:
+            return
         self._backoff.reset()
-        if (waiting and not self._progresses) != self._waiting:
+        self._until = now() + LINGER
+        if waiting != self._waiting:
             with self._changed:
-                self._waiting = not self._waiting
+                self._waiting = waiting
                 self._changed.notify()
 
     def step(self, agent: Agent) -> float | None:
-        if not self._waiting:
+        if not self._waiting and now() > self._until:
             return None
         agent.get_new_notifs()
         return self._backoff.pause()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdd_rdma.config import RdmaConfig
-from pdd_runtime.plugins import PluginManager
+from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.transport import Transport, TransportContext
 
 
@@ -11,6 +11,6 @@ def fallback_of(config: RdmaConfig, context: TransportContext) -> Transport | No
     """By name, with its defaults: we know no other plugin. Raises `PluginError` where it is not installed."""
     if config.fallback is None:
         return None
-    plugins = PluginManager()
+    plugins = load_plugins()
     cls = plugins.transport(config.fallback)
     return cls(plugins.configure(cls, {}, "transport rdma, fallback"), context)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 from pydantic import BaseModel
 
 from pdd_rdma import endpoint as endpoints
@@ -68,12 +69,15 @@ class RdmaTransport(Transport):
     async def fetch(self, endpoint: str, subscription: Subscription, sink: BlockSink) -> TransferReport:
         if self._closed:
             raise TransferError("the transport is closed", where=subscription.request_id)
+        if not subscription.blocks:
+            return TransferReport(bytes=0, blocks=0, gone=0, seconds=0.0)
         addresses = endpoints.read(endpoint)
         if self._own is not None and RDMA in addresses:
             return await self._own.fetch(addresses[RDMA], subscription, sink)
         if self._fallback is not None and self._fallback.name in addresses:
             log.info("request %s: KV comes over transport %s, not rdma", subscription.request_id, self._fallback.name)
-            return await self._fallback.fetch(addresses[self._fallback.name], subscription, sink)
+            report = await self._fallback.fetch(addresses[self._fallback.name], subscription, sink)
+            return msgspec.structs.replace(report, over=self._fallback.name)
         raise TransferError(
             f"nothing joins this worker to {endpoint}",
             where=subscription.request_id,

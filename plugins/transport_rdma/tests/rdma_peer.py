@@ -1,0 +1,42 @@
+"""One end of a transfer as a process of its own.
+
+`serve TLS BLOCKS`: prints the endpoint; the blocks are there, and are fed until standard input ends.
+`fetch TLS BLOCKS ENDPOINT`: fetches them; prints `first` when one has come, and `ok` when all have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import msgspec
+from pdd_rdma.config import RdmaConfig
+from pdd_rdma.transport import RdmaTransport
+
+from pdd_runtime.testing.kv_parties import LAYOUT, Context, StoreSink, StoreSource, sequence, subscription
+
+LARGE = msgspec.structs.replace(LAYOUT, layers=128)
+"""Blocks of 1 MiB."""
+
+
+async def serve(config: RdmaConfig, blocks: int) -> None:
+    source = StoreSource(LARGE, blocks)
+    source.make(sequence(blocks, LARGE))
+    transport = RdmaTransport(config, Context("dc-a", memory=source.store.buffer()))
+    print(await transport.serve(source, "127.0.0.1"), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await transport.close()
+
+
+async def fetch(config: RdmaConfig, blocks: int, endpoint: str) -> None:
+    wanted = sequence(blocks, LARGE)
+    sink = StoreSink(wanted, LARGE, on_done=lambda index: print("first", flush=True) if index == 0 else None)
+    transport = RdmaTransport(config, Context("dc-b", memory=sink.store.buffer()))
+    await transport.fetch(endpoint, subscription(wanted, layout=LARGE), sink)
+    await transport.close()
+    print("ok" if sink.whole else "not whole", flush=True)
+
+
+if __name__ == "__main__":
+    what, tls, count, *rest = sys.argv[1:]
+    asyncio.run((serve if what == "serve" else fetch)(RdmaConfig(tls=tls), int(count), *rest))
