@@ -109,6 +109,7 @@ def _targets(options: BenchOptions, consoles: Consoles) -> list[Target]:
         else:
             names = ", ".join(sorted(stems)) or "none"
             raise BenchUsageError(f'--set is for "{match[1]}", which is not measured', fix=f"the graphs are {names}")
+    url = None if options.url is None else base_of(options.url)
     targets: list[Target] = []
     for path in options.graphs:
         own = [override for stem, override in single if stem == path.stem]
@@ -119,8 +120,14 @@ def _targets(options: BenchOptions, consoles: Consoles) -> list[Target]:
                 where=str(path),
                 fix=f"call one otherwise: --set {path.stem}:metadata.name=NAME, or in its file",
             )
-        targets.append(Target(loaded.graph.name, loaded.graph, str(path), options.url or ""))
-    return targets or [Target(str(options.url), None, url=str(options.url))]
+        targets.append(Target(loaded.graph.name, loaded.graph, str(path), url or ""))
+    return targets or [Target(str(url), None, url=str(url))]
+
+
+def base_of(url: str) -> str:
+    """As people paste it: with or without a scheme, or as OpenAI clients want it, with /v1."""
+    whole = url if "://" in url else f"http://{url}"
+    return whole.rstrip("/").removesuffix("/v1")
 
 
 class BenchUsageError(PddError):

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pdd_runtime.cli.bench import BenchOptions, run_bench
+from pdd_runtime.cli.bench import BenchOptions, base_of, run_bench
 from pdd_runtime.cli.console import USAGE, Consoles
 from pdd_runtime.experiments.report import Report
 from tests.cli.shell import Cli, until
@@ -270,6 +270,11 @@ def test_what_does_not_go_together_is_said_before_anything_is_started(
     told = capsys.readouterr()
     assert told.out == ""
     assert message in told.err
+
+
+@pytest.mark.parametrize("url", ["http://h:80", "h:80", "http://h:80/", "http://h:80/v1", "h:80/v1/"])
+def test_a_url_is_taken_as_people_paste_it(url: str) -> None:
+    assert base_of(url) == "http://h:80"
 
 
 def test_a_graph_that_is_wrong_is_exit_code_2(cli: Cli) -> None:
