@@ -279,8 +279,8 @@ def test_the_core_names_no_plugin() -> None:
     core = Path(pdd_runtime.__file__).parent
     own = {"pipeline/routing_policies.py", "pipeline/handoff_strategies.py", "discovery/local.py", "graph/models.py"}
     names = re.compile(
-        r"""["'](torch|tcp|scripted|hit-threshold|always-relay|never-relay|one-shot|catch-up|kv-transfer)["']"""
-        r"""|^\s*(import|from) (torch|pdd_torch|pdd_tcp)\b""",
+        r"""["'](torch|tcp|rdma|scripted|hit-threshold|always-relay|never-relay|one-shot|catch-up|kv-transfer)["']"""
+        r"""|^\s*(import|from) (torch|pdd_torch|pdd_tcp|pdd_rdma)\b""",
         re.MULTILINE,
     )
     found = [

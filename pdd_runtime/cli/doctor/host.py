@@ -133,4 +133,5 @@ def _rdma() -> Check:
         devices = sorted(path.name for path in Path("/sys/class/infiniband").iterdir())
     except OSError:
         devices = []
-    return Check("host", "RDMA", "ok", ", ".join(devices) or "no device: KV goes over TCP")
+    usable = f"{', '.join(devices)}: edges may have transport rdma"
+    return Check("host", "RDMA", "ok", usable if devices else "no device: KV goes over TCP")
