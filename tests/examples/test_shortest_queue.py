@@ -95,8 +95,8 @@ def url(author: Author) -> Iterator[str]:
 
 
 def test_a_graph_uses_it_and_the_timeline_says_so(url: str) -> None:
-    body = {"messages": [{"role": "user", "content": "Who decides?"}], "max_tokens": 60}
-    answer = httpx.post(f"{url}/v1/chat/completions", json={"model": "script", **body}, timeout=30)
+    body = {"messages": [{"role": "user", "content": "Who decides?"}], "max_tokens": 300}
+    answer = httpx.post(f"{url}/v1/chat/completions", json={"model": "script", **body}, timeout=60)
     assert answer.status_code == 200, answer.text
     timeline = httpx.get(f"{url}/pdd/requests/{answer.headers['x-pdd-request-id']}").raise_for_status().json()
     assert timeline["route"] == "P-RLD-MD"

@@ -26,7 +26,7 @@ async def test_every_token_of_a_chunk_counts_at_the_time_it_came() -> None:
     async def answer(writer: asyncio.StreamWriter, body: bytes) -> None:
         writer.write(SSE)
         await send(writer, event(5))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.0)
         both = event(6, 7) + event(8, text="")
         # An event may be cut anywhere.
         await send(writer, both[:20])
@@ -38,7 +38,7 @@ async def test_every_token_of_a_chunk_counts_at_the_time_it_came() -> None:
     assert outcome.tokens == [5, 6, 7, 8]
     first, *rest = outcome.stamps
     assert len(set(rest)) == 1
-    assert rest[0] - first >= 0.19
+    assert rest[0] - first >= 0.5
     assert outcome.timeline == TIMELINE
 
 
@@ -97,11 +97,9 @@ async def test_an_answer_that_takes_too_long_is_an_error() -> None:
     async def answer(writer: asyncio.StreamWriter, body: bytes) -> None:
         writer.write(SSE)
         await send(writer, event(5))
-        await asyncio.sleep(5)
+        await asyncio.sleep(3600)
 
-    outcome = await ask(answer, timeout=0.3)
-    assert outcome.error == "no whole answer in 0.3 s"
-    assert outcome.ended - outcome.due < 5
+    assert (await ask(answer, timeout=0.3)).error == "no whole answer in 0.3 s"
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "http://[", "ftp://127.0.0.1"])

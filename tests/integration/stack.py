@@ -24,6 +24,7 @@ from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.engine import Sampling, Token
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.rpc import Greeting
+from tests.waiting import PATIENCE
 
 GRAPHS = Path(__file__).resolve().parents[2] / "graphs"
 
@@ -60,10 +61,10 @@ class Stack:
 
     def loads(self) -> dict[str, dict[str, int]]:
         """What each worker says of its load, by `pool/index`."""
-        workers = httpx.get(f"{self.url}/pdd/workers").raise_for_status().json()["workers"]
+        workers = httpx.get(f"{self.url}/pdd/workers", timeout=PATIENCE).raise_for_status().json()["workers"]
         return {worker["worker"]: worker["load"] for worker in workers}
 
-    async def idle(self, within: float = 10.0) -> None:
+    async def idle(self, within: float = PATIENCE) -> None:
         """Return when no worker holds anything: every pool's accounting comes to zero, and no session is left."""
         until = now() + within
         while busy := {k: v for k, v in self.loads().items() if v["blocks_used"] or v["sessions"] or v["running"]}:
@@ -72,7 +73,9 @@ class Stack:
 
     def timeline(self, response: httpx.Response | Any) -> dict[str, Any]:
         request_id = response.headers["x-pdd-request-id"]
-        body: dict[str, Any] = httpx.get(f"{self.url}/pdd/requests/{request_id}").raise_for_status().json()
+        body: dict[str, Any] = (
+            httpx.get(f"{self.url}/pdd/requests/{request_id}", timeout=PATIENCE).raise_for_status().json()
+        )
         return body
 
     @asynccontextmanager
@@ -85,7 +88,7 @@ class Stack:
         driver = Driver(graph, load_plugins(), discovery, greeting, Lines(graph, "dc-a"), self.timelines)
         await driver.start()
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 while not driver.ready:  # noqa: ASYNC110 - readiness has no event of its own
                     await asyncio.sleep(0.02)
             yield driver

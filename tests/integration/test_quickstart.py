@@ -6,8 +6,8 @@ import asyncio
 import os
 import random
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from pdd_runtime.clock import now
 from tests.integration.stack import Stack
+from tests.waiting import PATIENCE, until
 
 BLOCK = 16
 SLOW = "spec.links.wan.bandwidth=8Mbit/s"
@@ -36,11 +36,12 @@ async def client(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-async def at_rest(stack: Stack, within: float = 10.0) -> None:
-    """No worker holds anything, and the frontend counts no session."""
+async def at_rest(stack: Stack, within: float = PATIENCE) -> None:
+    """Return when no worker holds anything, and the frontend counts no session."""
     await stack.idle(within)
-    async with httpx.AsyncClient() as client:
-        assert "pdd_sessions 0.0" in (await client.get(f"{stack.url}/metrics")).text
+    async with httpx.AsyncClient(timeout=PATIENCE) as client, asyncio.timeout(PATIENCE):
+        while "pdd_sessions 0.0" not in (await client.get(f"{stack.url}/metrics")).text:  # noqa: ASYNC110 - elsewhere
+            await asyncio.sleep(0.05)
 
 
 async def completion(stack: Stack, prompt: list[int], max_tokens: int) -> dict[str, Any]:
@@ -129,16 +130,7 @@ async def test_two_hundred_mixed_requests_a_third_of_them_cancelled_leave_nothin
     assert ends.count("error") == 0
     assert ends.count("cancelled") >= 40
     # Answers that were complete before their KV had crossed are settled one after another, at the line's speed.
-    await at_rest(stack, 60)
-
-
-def wait_for(condition: Any, within: float) -> float:
-    """Seconds until it held."""
-    start = now()
-    while not condition():
-        assert now() - start < within
-        time.sleep(0.02)
-    return now() - start
+    await at_rest(stack, 3 * PATIENCE)
 
 
 @pytest.mark.parametrize("role", ["prefill", "relay", "main"])
@@ -148,21 +140,21 @@ async def test_a_killed_worker_is_noticed_its_sessions_told_and_the_others_live_
     rng = random.Random(role)
     body = {
         "model": "tiny",
-        "prompt": [rng.randrange(32, 127) for _ in range(12_000 if role == "prefill" else 3_000)],
-        "max_tokens": 6_000 if role == "main" else 900,
+        "prompt": [rng.randrange(32, 127) for _ in range(12_000 if role == "prefill" else 500)],
+        "max_tokens": 4_000,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
     }
     async with httpx.AsyncClient(timeout=60) as client:
-        asked = asyncio.create_task(client.post(f"{stack.url}/v1/completions", json=body))
-        while not (newest := await busy_with(client, stack, f"{role} starts")):
-            assert not asked.done(), asked.result().text
-            await asyncio.sleep(0.01)
-        os.kill(before[role]["pid"], signal.SIGKILL)
-        killed = now()
+        # The relay is needed as long as main cannot take over.
+        with paused(before["main"]["pid"]) if role == "relay" else nullcontext():
+            asked = asyncio.create_task(client.post(f"{stack.url}/v1/completions", json=body))
+            while not (newest := await busy_with(client, stack, f"{role} starts")):
+                assert not asked.done(), asked.result().text
+                await asyncio.sleep(0.01)
+            os.kill(before[role]["pid"], signal.SIGKILL)
         response = await asked
-    assert now() - killed < 2
     assert f"worker {role}/0 ({role}) was lost" in response.text
     assert "[DONE]" not in response.text
     assert response.headers["x-pdd-request-id"] == newest
@@ -172,17 +164,29 @@ async def test_a_killed_worker_is_noticed_its_sessions_told_and_the_others_live_
         rows = {row["pool"]: row for row in stack.ps()}
         return rows[role]["state"] == "ready" and rows[role]["epoch"] != before[role]["epoch"]
 
-    wait_for(restarted, 60)
+    await until(restarted, 2 * PATIENCE)
     after = {row["pool"]: row for row in stack.ps()}
     assert all(after[pool]["pid"] == before[pool]["pid"] for pool in before if pool != role)
-    wait_for(lambda: httpx.get(f"{stack.url}/ready").status_code == 200, 10)
+    await until(lambda: httpx.get(f"{stack.url}/ready", timeout=PATIENCE).status_code == 200)
     assert (await completion(stack, [65, 66, 67], 5))["finish_reason"] in ("length", "stop")
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """Meanwhile the process does nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 async def busy_with(client: httpx.AsyncClient, stack: Stack, what: str) -> str:
     """The id of the newest request, once `what` stands on its timeline and it is not over."""
     recent = (await client.get(f"{stack.url}/pdd/requests")).json()["requests"]
     newest = str(recent[0]["id"]) if recent else ""
-    timeline = (await client.get(f"{stack.url}/pdd/requests/{newest}")).json() if newest else {"events": []}
+    # One that has only just come has no timeline yet.
+    found = await client.get(f"{stack.url}/pdd/requests/{newest}")
+    timeline = found.json() if found.is_success else {"events": [], "finish_reason": None, "error": None}
     begun = any(event["what"].startswith(what) for event in timeline["events"])
     return newest if begun and not timeline["finish_reason"] and not timeline["error"] else ""

@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.waiting import PATIENCE
+
 GRAPH = """
 apiVersion: pdd/v1alpha1
 kind: InferenceGraph
@@ -39,7 +41,7 @@ class Running:
 
     def cli(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "pdd_runtime.cli", *arguments]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -49,24 +51,34 @@ class Running:
 
     def get(self, path: str) -> httpx.Response:
         """Over a connection of its own: the kernel chooses who answers."""
-        return httpx.get(self.url + path, timeout=10)
+        return httpx.get(self.url + path, timeout=PATIENCE)
 
-    async def stream(self, tokens: int) -> tuple[str, bool]:
-        """(its id, whether the answer came to its end), over a connection of its own."""
+    async def stream(self, tokens: int, begun: asyncio.Event | None = None) -> tuple[str, bool]:
+        """(its id, whether the answer came to its end), over its own connection; sets `begun` at its first byte."""
         body = {"prompt": "hello", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         text, request_id = b"", ""
         try:
             async with (
-                httpx.AsyncClient(timeout=30) as client,
+                httpx.AsyncClient(timeout=PATIENCE) as client,
                 client.stream("POST", f"{self.url}/v1/completions", json=body) as answer,
             ):
                 request_id = answer.headers["x-pdd-request-id"]
                 assert answer.status_code == 200, await answer.aread()
                 async for part in answer.aiter_bytes():
                     text += part
+                    if begun is not None:
+                        begun.set()
         except httpx.TransportError:
             return request_id, False
         return request_id, text.endswith(b"data: [DONE]\n\n")
+
+    async def streams(self, count: int, tokens: int) -> list[asyncio.Task[tuple[str, bool]]]:
+        """So many at once; returns when all of them are under way."""
+        begun = [asyncio.Event() for _ in range(count)]
+        tasks = [asyncio.create_task(self.stream(tokens, event)) for event in begun]
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*(event.wait() for event in begun))
+        return tasks
 
 
 @pytest.fixture(scope="module")
@@ -106,14 +118,13 @@ async def test_whoever_is_asked_knows_the_requests_of_both(running: Running) -> 
 
 
 async def test_one_that_is_killed_takes_only_its_own_streams_and_comes_back(running: Running) -> None:
-    streams = [asyncio.create_task(running.stream(300)) for _ in range(32)]
-    await asyncio.sleep(1.0)  # all of them are under way; the answers take three seconds
     victim = running.frontends()[0]
+    streams = await running.streams(32, tokens=300)
     os.kill(victim["pid"], signal.SIGKILL)
     ends = await asyncio.gather(*streams)
     broken = [request_id for request_id, whole in ends if not whole]
     assert 0 < len(broken) < 32
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(2 * PATIENCE):
         while (now := running.frontends()[0])["state"] != "ready" or now["pid"] == victim["pid"]:
             # Meanwhile the other answers, and the one that comes back takes none that it would refuse.
             _, whole = await running.stream(5)
@@ -125,7 +136,6 @@ async def test_one_that_is_killed_takes_only_its_own_streams_and_comes_back(runn
 
 
 async def test_down_lets_the_answers_of_both_end(running: Running) -> None:
-    streams = [asyncio.create_task(running.stream(150)) for _ in range(16)]
-    await asyncio.sleep(0.7)  # all of them are under way
+    streams = await running.streams(16, tokens=150)
     await asyncio.to_thread(running.cli, "down", "replicas")
     assert all(whole for _, whole in await asyncio.gather(*streams))
