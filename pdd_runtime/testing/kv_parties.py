@@ -118,6 +118,10 @@ class StoreSource:
         with self.changed:
             return self.store.stats.used
 
+    def feed(self, subscription: Subscription) -> StoreFeed:
+        """What a subscription is fed from; override it for one that misbehaves."""
+        return StoreFeed(self, subscription)
+
     def open(self, subscription: Subscription) -> StoreFeed:
         if subscription.secret != SECRET:
             raise TransferError("the subscriber does not know this graph's secret")
@@ -130,7 +134,7 @@ class StoreSource:
             raise TransferError(f"this worker's model is {FINGERPRINT}, not {subscription.fingerprint}")
         with self.changed:
             self.opened.append(subscription)
-            self.feeds.append(StoreFeed(self, subscription))
+            self.feeds.append(self.feed(subscription))
             self.changed.notify_all()
             return self.feeds[-1]
 

@@ -26,6 +26,8 @@ class TcpProxy:
         self._connections: set[asyncio.Task[None]] = set()
         self.count = 0
         """Connections so far."""
+        self.passed = 0
+        """Bytes that have come from the server and gone on to the client."""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0, limit=_CHUNK)
@@ -45,6 +47,20 @@ class TcpProxy:
         host, port = self._server.sockets[0].getsockname()
         return f"{host}:{port}"
 
+    def restart(self, target: str) -> None:
+        """The server is gone, and another one answers in its place."""
+        self.retarget(target)
+        self.cut()
+
+    def retarget(self, target: str) -> None:
+        """Lead new connections there, and leave those alone that there are."""
+        self._target = target
+
+    def cut(self) -> None:
+        """Break all connections that there are."""
+        for task in self._connections:
+            task.cancel()
+
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -52,13 +68,11 @@ class TcpProxy:
         fault = self._faults[self.count] if self.count < len(self._faults) else None
         self.count += 1
         host, _, port = self._target.rpartition(":")
-        writers = [writer]
         try:
             far_reader, far_writer = await asyncio.open_connection(host, int(port), limit=_CHUNK)
-            writers.append(far_writer)
             pumps = [
-                asyncio.create_task(_pump(reader, far_writer, None)),
-                asyncio.create_task(_pump(far_reader, writer, fault)),
+                asyncio.create_task(self._pump(reader, far_writer, None)),
+                asyncio.create_task(self._pump(far_reader, writer, fault, count=True)),
             ]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -66,31 +80,42 @@ class TcpProxy:
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
+                far_writer.transport.abort()
         except (asyncio.CancelledError, OSError):
             pass  # The end of the test, or a server that is away. The server's own callback takes no cancelled task.
         finally:
-            for each in writers:
-                each.transport.abort() if fault and fault.kind == "cut" else each.close()
-            for each in writers:
-                with contextlib.suppress(OSError):
-                    await each.wait_closed()
+            await _part(reader, writer)
             self._connections.discard(task)
 
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Fault | None) -> None:
-    passed = 0
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(_CHUNK):
-            if fault and passed <= fault.after < passed + len(data):
-                at = fault.after - passed
-                if fault.kind == "flip":
-                    data = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
-                else:
-                    writer.write(data[:at])
-                    await writer.drain()
-                    if fault.kind == "freeze":
-                        await asyncio.Event().wait()
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Fault | None, *, count: bool = False
+    ) -> None:
+        passed = 0
+        # All that is counted has left, also where the connection is cut thereafter.
+        writer.transport.set_write_buffer_limits(0)
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(_CHUNK):
+                strikes = fault is not None and passed <= fault.after < passed + len(data)
+                if fault is not None and strikes:
+                    at = fault.after - passed
+                    data = data[:at] + (bytes([data[at] ^ 0x10]) + data[at + 1 :] if fault.kind == "flip" else b"")
+                passed += len(data)
+                writer.write(data)
+                self.passed += len(data) * count
+                await writer.drain()
+                if fault is not None and strikes and fault.kind == "freeze":
+                    await asyncio.Event().wait()
+                if fault is not None and strikes and fault.kind == "cut":
                     return
-            passed += len(data)
-            writer.write(data)
-            await writer.drain()
+
+
+async def _part(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """End a connection so that all that was written arrives: closed over unread bytes, it would be reset instead."""
+    with contextlib.suppress(OSError, TimeoutError):
+        writer.write_eof()
+        async with asyncio.timeout(1.0):
+            while await reader.read(_CHUNK):
+                pass
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()

@@ -1,216 +1,108 @@
-"""How frames leave: straight into the socket, or as if they crossed an emulated line."""
+"""An emulated line: what is sent to a cluster enters it frame by frame, and comes out when it arrives."""
 
 from __future__ import annotations
 
-import dataclasses
-import socket
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from pdd_runtime.clock import now
 from pdd_runtime.rpc import Line
-from pdd_tcp.sockets import Cut, send_all
+from pdd_tcp.link import LARGEST_CHUNK, Link
+from pdd_tcp.outlet import Arrival, Outlet
+from pdd_tcp.session import Piece, Session
 
-Parts = Sequence[bytes | memoryview]
-LARGEST_CHUNK, SMALLEST_CHUNK = 64 << 10, 4 << 10
-CHUNK_SECONDS = 0.005
 SLACK_SECONDS = 0.05
-"""How far threads may run ahead of an emulated line, so that one that wakes late on a busy machine costs no rate."""
+"""How far threads may run behind an emulated line, so that one that wakes late on a busy machine costs no rate."""
 
 
-class Outlet(Protocol):
-    """Where one stream's frames go, in order. `send` raises `Cut` when the connection is of no use any more."""
+class Lane(Protocol):
+    """One receiver's fetches, all on one connection. Under the link's lock."""
 
-    def send(self, parts: Parts, then: Callable[[], None] | None = None) -> None:
-        """Take a frame. `then` is called when its bytes are the kernel's and their memory may change."""
-        ...
+    @property
+    def sessions(self) -> Mapping[int, Session]: ...
 
-    def close(self, *, flush: bool) -> None:
-        """Return when nothing reads the memory of any frame any more; with `flush`, all of them were sent first."""
-        ...
-
-
-class DirectOutlet:
-    """The network as it is."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-
-    def send(self, parts: Parts, then: Callable[[], None] | None = None) -> None:
-        send_all(self._sock, parts)
-        if then is not None:
-            then()
-
-    def close(self, *, flush: bool) -> None:
-        """Nothing is ever held back."""
-
-
-@dataclasses.dataclass(slots=True)
-class Chunk:
-    """What enters a line at once."""
-
-    views: list[memoryview]
-    nbytes: int
-    ready_at: float
-    """Since when it could have entered."""
-    then: Callable[[], None] | None = None
-    arrives_at: float = 0.0
+    @property
+    def outlets(self) -> Sequence[Outlet]: ...
 
 
 class Entrance:
-    """The one place where this process's bulk enters a line: a thread that lets in chunk after chunk, each when the
-    one before has left, and the streams in turn. So a message that shares the line waits for one chunk at most,
-    however many streams are busy."""
+    """The one place where this process's bulk enters a line: a thread that lets in frame after frame, each when the
+    one before has left, the one that the link's scheduler picks. So a message that shares the line, and a transfer
+    that goes before others, wait for one frame at most, however much else there is to send."""
 
-    def __init__(self, line: Line, name: str) -> None:
-        self.line = line
-        self.chunk = max(SMALLEST_CHUNK, min(LARGEST_CHUNK, int(line.bandwidth / 8 * CHUNK_SECONDS)))
-        """Bytes: what the line carries in 5 ms, within bounds."""
-        self.slack = int(line.bandwidth / 8 * SLACK_SECONDS) + 4 * self.chunk
-        self.window = int(line.bandwidth / 8 * (line.delay + line.jitter)) + self.slack
-        """Bytes under way: what a busy line holds, and the slack."""
-        self.lock = threading.Lock()
-        self._changed = threading.Condition(self.lock)
-        self._turns: deque[LineOutlet] = deque()
+    def __init__(self, link: Link, line: Line, name: str) -> None:
+        self._link, self._line = link, line
+        slack = int(line.bandwidth / 8 * SLACK_SECONDS) + 4 * LARGEST_CHUNK
+        self.window = int(line.bandwidth / 8 * (line.delay + line.jitter)) + slack
+        """Bytes under way to one receiver: what a busy line holds, and the slack."""
+        self.lanes: list[Lane] = []
+        """Under the link's lock, like all below."""
+        self.changed = threading.Condition(link.lock)
+        self._inbound: deque[tuple[float, Callable[[], None]]] = deque()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def queue(self, outlet: LineOutlet) -> None:
-        """Under the lock: `outlet` has a chunk that may enter, and is not in the queue."""
-        self._turns.append(outlet)
-        self._changed.notify()
+    def after_delay(self, handle: Callable[[], None]) -> None:
+        """Call `handle` when a message that was sent now has crossed the line. In order; it must not block."""
+        with self._link.lock:
+            self._inbound.append((now() + self._line.delay, handle))
+            self.changed.notify()
 
     def close(self) -> None:
-        with self.lock:
+        """Not under the lock."""
+        with self._link.lock:
             self._closed = True
-            self._changed.notify()
+            self.changed.notify()
         self._thread.join()
 
     def _run(self) -> None:
         free_at = 0.0
         while True:
-            time.sleep(max(0.0, free_at - now()))
-            with self.lock:
-                self._changed.wait_for(lambda: self._closed or self._turns)
+            with self._link.lock:
+                handle = self._arrived()
+                while handle is None and not self._closed:
+                    time = now()
+                    if free_at <= time and (entered := self._enter(free_at)) is not None:
+                        free_at = entered
+                        continue
+                    times = [self._inbound[0][0]] if self._inbound else []
+                    if free_at > time:
+                        times.append(free_at)
+                    self.changed.wait(min(times) - time if times else None)
+                    handle = self._arrived()
                 if self._closed:
                     return
-                outlet = self._turns.popleft()
-                if not outlet.waiting:
-                    continue  # Its stream has ended.
-                chunk = outlet.waiting[0]
-            # It enters at the time when it could have: otherwise each late wake-up would take away from the rate.
-            free_at, chunk.arrives_at = self.line.reserve(chunk.nbytes, max(chunk.ready_at, free_at))
-            with self.lock:
-                outlet.entered()
+            if handle is not None:
+                handle()
 
+    def _arrived(self) -> Callable[[], None] | None:
+        if self._inbound and self._inbound[0][0] <= now():
+            return self._inbound.popleft()[1]
+        return None
 
-class LineOutlet:
-    """One stream on an emulated line. A thread of its own lets each chunk out when it arrives, so that a long line is
-    full however long its delay."""
+    def _enter(self, free_at: float) -> float | None:
+        """Let in what comes next; returns when the line is free again, or None where there is nothing."""
+        open_ = [(lane, outlet) for lane in self.lanes for outlet in lane.outlets if outlet.open]
+        for _, outlet in open_:
+            if outlet.control:
+                return self._reserve(outlet, outlet.control.popleft(), now())
+        to = {session: outlet for lane, outlet in open_ for session in lane.sessions.values()}
+        piece = self._link.pick(to)
+        if piece is None:
+            return None
+        outlet = to[piece.session]
+        piece.seal()
+        end = piece.session.sealed(piece)
+        if end:
+            outlet.control.append(end)
+        # It enters at the time when it could have: otherwise each late wake-up would take away from the rate.
+        return self._reserve(outlet, piece, max(free_at, piece.block.since, outlet.held_until))
 
-    def __init__(self, sock: socket.socket, entrance: Entrance, name: str) -> None:
-        self._sock, self._entrance = sock, entrance
-        self._room = threading.Condition(entrance.lock)
-        """For the sender's thread: it may send, or all is delivered."""
-        self._arrivals = threading.Condition(entrance.lock)
-        """For the delivering thread: something is under way, or all is over."""
-        self.waiting: deque[Chunk] = deque()
-        self._under_way: deque[Chunk] = deque()
-        self._waiting_bytes = self._under_way_bytes = 0
-        self._queued = self._closed = False
-        self._cut: Cut | None = None
-        self._thread = threading.Thread(target=self._deliver, name=name, daemon=True)
-        self._thread.start()
-
-    def send(self, parts: Parts, then: Callable[[], None] | None = None) -> None:
-        with self._room:
-            self._room.wait_for(lambda: self._cut or self._waiting_bytes < self._entrance.slack)
-            if self._cut:
-                raise self._cut
-            chunks = _chunks(parts, self._entrance.chunk, now())
-            chunks[-1].then = then
-            self.waiting.extend(chunks)
-            self._waiting_bytes += sum(chunk.nbytes for chunk in chunks)
-            self._queue()
-
-    def close(self, *, flush: bool) -> None:
-        with self._room:
-            if flush:
-                self._room.wait_for(lambda: self._cut or not (self.waiting or self._under_way))
-            self._closed = True
-            self.waiting.clear()
-            self._arrivals.notify()
-        self._thread.join()
-
-    def entered(self) -> None:
-        """Under the lock: the line has taken the first waiting chunk."""
-        if not self.waiting:
-            return  # The stream has ended meanwhile.
-        chunk = self.waiting.popleft()
-        self._under_way.append(chunk)
-        self._waiting_bytes -= chunk.nbytes
-        self._under_way_bytes += chunk.nbytes
-        self._queued = False
-        self._queue()
-        if len(self._under_way) == 1:
-            self._arrivals.notify()
-        if self._waiting_bytes < self._entrance.slack:
-            self._room.notify()
-
-    def _queue(self) -> None:
-        if self.waiting and not self._queued and self._under_way_bytes < self._entrance.window:
-            self._queued = True
-            self._entrance.queue(self)
-
-    def _deliver(self) -> None:
-        try:
-            while chunk := self._next_arrival():
-                send_all(self._sock, chunk.views)
-                if chunk.then is not None:
-                    chunk.then()
-                self._arrived(chunk)
-        except Cut as cut:
-            with self._room:
-                self._cut = cut
-                self.waiting.clear()
-                self._room.notify()
-
-    def _next_arrival(self) -> Chunk | None:
-        with self._arrivals:
-            self._arrivals.wait_for(lambda: self._closed or self._under_way)
-            while not self._closed and (left := self._under_way[0].arrives_at - now()) > 0.0:
-                self._arrivals.wait(left)
-            return None if self._closed else self._under_way[0]
-
-    def _arrived(self, chunk: Chunk) -> None:
-        with self._room:
-            self._under_way.popleft()
-            full = self._under_way_bytes >= self._entrance.window
-            self._under_way_bytes -= chunk.nbytes
-            if full and self.waiting:
-                # The receiver held it up, not the line: it has no claim on the time before.
-                self.waiting[0].ready_at = now()
-            self._queue()
-            if not self._under_way:
-                self._room.notify()
-
-
-def _chunks(parts: Parts, size: int, ready_at: float) -> list[Chunk]:
-    """`parts` cut into pieces of `size` bytes."""
-    chunks: list[Chunk] = []
-    room = 0
-    for part in parts:
-        rest = memoryview(part)
-        while rest:
-            if not room:
-                chunks.append(Chunk([], 0, ready_at))
-                room = size
-            view, rest = rest[:room], rest[room:]
-            chunks[-1].views.append(view)
-            chunks[-1].nbytes += len(view)
-            room -= len(view)
-    return chunks
+    def _reserve(self, outlet: Outlet, item: Piece | bytes, at: float) -> float:
+        nbytes = len(item) if isinstance(item, bytes) else len(item.header) + len(item.view)
+        free_at, arrives_at = self._line.reserve(nbytes, at)
+        outlet.enter(Arrival(arrives_at, item, nbytes))
+        return free_at

@@ -1,32 +1,36 @@
-"""The serving side: a listener, a thread per connection, and the sessions they belong to."""
+"""The serving side: a listener, its connections, and the channels and links they belong to."""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import logging
 import select
 import socket
 import threading
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import Cancelled, PddError, RemoteError, TransferError
-from pdd_runtime.plugins.transport import BlockSource, TransportContext
-from pdd_runtime.rpc import Line
+from pdd_runtime.errors import Cancelled, PddError, TransferError
+from pdd_runtime.plugins.transport import BlockSource, LinkTelemetry, TransportContext
 from pdd_tcp import wire
+from pdd_tcp.channel import Channel
 from pdd_tcp.config import TcpConfig
-from pdd_tcp.pacing import DirectOutlet, Entrance, LineOutlet, Outlet
-from pdd_tcp.session import Session
-from pdd_tcp.sockets import Cut, receive_message, set_up, shut, spoken, take_leave
+from pdd_tcp.feeders import Feeders
+from pdd_tcp.link import Link
+from pdd_tcp.pacing import Entrance
+from pdd_tcp.sockets import Cut, Waiter, receive_message, send_all, set_up, shut, take_leave
 
 log = logging.getLogger(__name__)
 CONNECTIONS = 512
 """At once; more wait in the kernel's queue."""
-LONG_HELLOS = 2
-"""At once. Hellos are read before anything is known of the peer, and memory for them is bounded: 64 MiB twice,
-1 MiB for every other connection."""
-LONG_HELLO_BYTES = 1 << 20
+LONG_MESSAGES = 2
+"""At once, so that memory for what is read is bounded: 64 MiB twice, 1 MiB for every other connection."""
+LONG_MESSAGE_BYTES = 1 << 20
 LAST_WORDS_SECONDS = 1.0
-MOST_STREAMS = 64
+TICK_SECONDS = 0.5
+"""How soon a deadline is seen to have passed for a fetch whose blocks are all made and do not leave."""
+FEEDERS = 4
+"""Threads that wait for blocks."""
 
 
 class Sender:
@@ -37,9 +41,11 @@ class Sender:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._slots = threading.BoundedSemaphore(CONNECTIONS)
-        self._long_hellos = threading.BoundedSemaphore(LONG_HELLOS)
-        self._sessions: dict[bytes, Session] = {}
+        self._long_messages = threading.BoundedSemaphore(LONG_MESSAGES)
+        self._feeders = Feeders(FEEDERS, "pdd-tcp-feed")
+        self._links: dict[str, Link] = {}
         self._entrances: dict[str, Entrance] = {}
+        self._channels: dict[bytes, Channel] = {}
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._accepting: threading.Thread | None = None
         self._wake: socket.socket | None = None
@@ -61,6 +67,11 @@ class Sender:
         self._accepting.start()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    def telemetry(self) -> tuple[LinkTelemetry, ...]:
+        with self._lock:
+            links = list(self._links.values())
+        return tuple(link.telemetry() for link in links)
+
     def close(self) -> None:
         """Tell every receiver, end every connection, and return when all threads have ended. Blocks; idempotent."""
         self._closing.set()
@@ -69,15 +80,19 @@ class Sender:
         self._wake.close()
         self._accepting.join()
         with self._lock:
-            threads = list(self._connections.values())
+            channels, threads = list(self._channels.values()), list(self._connections.values())
+        for channel in channels:
+            channel.give_up(lambda session: Cancelled("the sender of KV shuts down", where=session.request_id))
         until = now() + LAST_WORDS_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, until - now()))
+        pause = threading.Event()
+        while now() < until and not all(channel.quiet for channel in channels):
+            pause.wait(0.005)
         with self._lock:
             for sock in self._connections:
                 shut(sock)
         for thread in threads:
             thread.join()
+        self._feeders.close()
         for entrance in self._entrances.values():
             entrance.close()
 
@@ -88,11 +103,15 @@ class Sender:
         accepted = 0
         with listener, woken:
             while not self._closing.is_set():
-                if not self._slots.acquire(timeout=0.2):
+                self._expire()
+                if not self._slots.acquire(timeout=TICK_SECONDS):
                     continue
-                poll.poll()
+                ready = poll.poll(TICK_SECONDS * 1000)
                 if self._closing.is_set():
                     return
+                if not ready:
+                    self._slots.release()
+                    continue
                 accepted += 1
                 try:
                     sock, _ = listener.accept()
@@ -103,107 +122,114 @@ class Sender:
                     self._slots.release()
                     self._closing.wait(0.05)
 
+    def _expire(self) -> None:
+        with self._lock:
+            channels = list(self._channels.values())
+        for channel in channels:
+            channel.expire()
+
     def _begin(self, sock: socket.socket, source: BlockSource, name: str) -> None:
-        thread = threading.Thread(target=self._connection, args=(sock, source), name=name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            sock.close()
-            raise
+        thread = threading.Thread(target=self._connection, args=(sock, source, name), name=name, daemon=True)
         with self._lock:
             # Ended threads are forgotten here rather than by themselves: `close` misses none that way.
             self._connections = {s: t for s, t in self._connections.items() if t.is_alive()}
             self._connections[sock] = thread
-
-    def _connection(self, sock: socket.socket, source: BlockSource) -> None:
         try:
-            self._serve(sock, source)
+            thread.start()
+        except RuntimeError:
+            with self._lock:
+                del self._connections[sock]
+            sock.close()
+            raise
+
+    def _connection(self, sock: socket.socket, source: BlockSource, name: str) -> None:
+        try:
+            set_up(sock, self._config.io_timeout)
+            self._serve(sock, source, name)
         except Cut as cut:
             log.debug("pdd-tcp: %s", cut)
         except PddError as error:
             log.info("pdd-tcp: %s", error)
         except Exception:
-            log.exception("pdd-tcp: a stream failed")
+            log.exception("pdd-tcp: a connection failed")
         finally:
             with self._lock:
                 sock.close()
             self._slots.release()
 
-    def _serve(self, sock: socket.socket, source: BlockSource) -> None:
+    def _serve(self, sock: socket.socket, source: BlockSource, name: str) -> None:
         try:
-            hello = self._hello(sock)
-            session = self._session(hello, source)
+            channel = self._greet(sock, source)
+            outlet = channel.open(sock, f"{name}-out")
+            if outlet is None:
+                raise TransferError("the channel has ended, or has all its connections")
         except PddError as error:
-            with contextlib.suppress(OSError):
-                sock.settimeout(LAST_WORDS_SECONDS)
-                sock.sendall(wire.pack(wire.Refuse(wire.short(error))))
+            with contextlib.suppress(Cut):
+                send_all(sock, wire.pack(wire.Refuse(wire.short(error))), LAST_WORDS_SECONDS)
             take_leave(sock, LAST_WORDS_SECONDS)
             raise
         try:
-            set_up(sock, self._config.io_timeout)
-            self._stream(sock, session)
+            send_all(sock, wire.pack(self._welcome(channel)), self._config.io_timeout)
+            outlet.start()
+            self._listen(sock, channel)
         finally:
-            if session.leave():
-                with self._lock:
-                    del self._sessions[hello.fetch]
-                session.close()
+            outlet.stop()
+            channel.lost(outlet)
+            channel.link.closing(sock)
 
-    def _hello(self, sock: socket.socket) -> wire.Hello:
+    def _welcome(self, channel: Channel) -> wire.Welcome:
+        return wire.Welcome(cluster=self._context.cluster, streams=channel.streams, frame=channel.frame)
+
+    def _listen(self, sock: socket.socket, channel: Channel) -> None:
+        """Do as the receiver says until it leaves."""
+        waiter = Waiter(sock, select.POLLIN)
+        while True:
+            waiter.wait(None)
+            message = self._read(sock, wire.MESSAGE_LIMIT)
+            if isinstance(message, wire.Hello):
+                raise wire.refused("a second hello")
+            channel.receive(message)
+
+    def _read(self, sock: socket.socket, limit: int) -> wire.Message:
         until = now() + self._config.io_timeout
-        return wire.unpack_hello(receive_message(sock, wire.HELLO_LIMIT, until, self._gate))
+        return wire.unpack_message(receive_message(sock, limit, until, self._gate))
 
     def _gate(self, length: int) -> contextlib.AbstractContextManager[object]:
-        return self._long_hellos if length > LONG_HELLO_BYTES else contextlib.nullcontext()
+        return self._long_messages if length > LONG_MESSAGE_BYTES else contextlib.nullcontext()
 
-    def _session(self, hello: wire.Hello, source: BlockSource) -> Session:
-        """The session of a hello, joined. Raises `PddError`: the receiver is refused."""
-        if isinstance(hello, wire.Attach):
-            with self._lock:
-                session = self._sessions.get(hello.fetch)
-            if session is None or not session.join():
-                raise TransferError("no such fetch is served here")
-            return session
-        subscription = hello.subscription()
-        line = self._context.line_to(subscription.cluster)
-        if line is not None:
-            # The hello crossed the link as well. Its own side cannot know how long: it is not told where this one is.
-            self._closing.wait(line.delay)
-        try:
-            feed = source.open(subscription)
-        except PddError:
-            raise
-        except Exception as error:
-            log.exception("pdd-tcp: the block source failed")
-            raise RemoteError(f"{type(error).__name__}: {error}") from error
-        session = Session(feed, subscription, hello.fetch, hello.beat)
-        session.join()
+    def _greet(self, sock: socket.socket, source: BlockSource) -> Channel:
+        """The channel of a new connection. Raises `PddError`: the receiver is refused."""
+        hello = self._read(sock, wire.HELLO_LIMIT)
+        if not isinstance(hello, wire.Hello):
+            raise wire.refused("a connection begins with a hello")
+        hello.check()
+        if not hmac.compare_digest(hello.secret.encode(), self._context.greeting.secret.encode()):
+            raise TransferError("the subscriber does not know this graph's secret")
         with self._lock:
-            known = self._sessions.setdefault(hello.fetch, session)
-        if known is not session:
-            feed.close()
-            raise TransferError("the fetch is served already")
-        return session
-
-    def _stream(self, sock: socket.socket, session: Session) -> None:
-        def left(seconds: float) -> bool:
-            if self._closing.is_set():
-                raise Cancelled("the sender of KV shuts down")
-            return spoken(sock, seconds)
-
-        line = self._context.line_to(session.cluster)
-        outlet: Outlet = DirectOutlet(sock)
-        if line is not None:
-            outlet = LineOutlet(sock, self._entrance(session.cluster, line), f"{threading.current_thread().name}-line")
-        try:
-            # One stream fills an emulated line, and keeps at most one chunk of this fetch in its entrance.
-            outlet.send([wire.pack(wire.Accept(streams=MOST_STREAMS if line is None else 1))])
-            session.serve(outlet, left)
-        finally:
-            # Before the session drops its pins: nothing may read a block's memory after that.
-            outlet.close(flush=False)
-
-    def _entrance(self, cluster: str, line: Line) -> Entrance:
+            replaced = self._channels.get(hello.replaces)
+            known = self._channels.get(hello.channel)
+        if replaced is not None:
+            replaced.end()
+        if hello.join:
+            if known is None:
+                raise TransferError("no such channel is served here")
+            return known
+        if self._closing.is_set() or known is not None:
+            raise TransferError("the sender of KV shuts down" if known is None else "the channel is served already")
         with self._lock:
-            if cluster not in self._entrances:
-                self._entrances[cluster] = Entrance(line, f"pdd-tcp-line-{cluster}")
-            return self._entrances[cluster]
+            link, entrance = self._link(hello.cluster)
+            channel = Channel(hello, link, entrance, source, self._feeders, self._forget)
+            return self._channels.setdefault(hello.channel, channel)
+
+    def _forget(self, channel: bytes) -> None:
+        with self._lock:
+            self._channels.pop(channel, None)
+
+    def _link(self, cluster: str) -> tuple[Link, Entrance | None]:
+        """Under the lock."""
+        if cluster not in self._links:
+            line = self._context.line_to(cluster)
+            self._links[cluster] = Link(cluster, self._context.link_to(cluster), line, self._config)
+            if line is not None:
+                self._entrances[cluster] = Entrance(self._links[cluster], line, f"pdd-tcp-line-{cluster}")
+        return self._links[cluster], self._entrances.get(cluster)

@@ -1,108 +1,160 @@
-"""One accepted subscription on the sending side, and the streams that serve it."""
+"""One subscription on the sending side: the blocks that it has been fed, cut into frames."""
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Callable
+import dataclasses
+from array import array
+from collections import deque
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import DeadlineExceeded, PddError, RemoteError, TransferError
-from pdd_runtime.plugins.transport import Feed, Gone, Ready, Subscription
+from pdd_runtime.errors import TransferError
+from pdd_runtime.plugins.transport import Feed, Ready, Subscription
 from pdd_tcp import wire
-from pdd_tcp.pacing import Outlet
-from pdd_tcp.sockets import Cut
+from pdd_tcp.scheduler import Transfer
 
-POLL_SECONDS = 0.1
-"""How soon a stream that waits for blocks notices that its receiver has left."""
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Block:
+    """One that has been fed and has frames to send."""
+
+    index: int
+    memory: memoryview
+    """As it is written on the wire."""
+    bind: int
+    parts: deque[int]
+    """The frames to hand out."""
+    unwritten: int
+    """Frames that are not the kernel's yet."""
+    since: float
+    """When it was fed."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Piece:
+    """A frame that is handed out for sending."""
+
+    session: Session
+    block: Block
+    part: int
+    view: memoryview
+    header: bytes = b""
+    body: int = 0
+
+    def seal(self) -> bytes:
+        """Read its memory for the checksum, and write its header."""
+        block = self.block
+        self.body = wire.checksum_of(self.view)
+        number, size = self.session.number, len(block.memory)
+        self.header = wire.seal(
+            wire.DATA, block.bind, number, block.index, self.part, size, 0, len(self.view), self.body
+        )
+        return self.header
 
 
 class Session:
-    """Its streams share one feed: each takes the next block as soon as it has sent the one before. When the last
-    has left, it is to be closed."""
+    """All under the link's lock, but for what is said to be for one thread. Its pins are dropped, by closing the feed,
+    when the last of its holders has let go."""
 
-    def __init__(self, feed: Feed, subscription: Subscription, fetch: bytes, beat: float) -> None:
-        self.cluster = subscription.cluster
-        self._feed, self._subscription, self._beat = feed, subscription, beat
-        self._binding = wire.Binding(fetch, subscription.request_id)
-        self._until = now() + subscription.deadline
-        self._lock = threading.Lock()
-        self._unsent = len(subscription.blocks)
-        self._streams = 0
+    def __init__(
+        self, channel: bytes, asked: wire.Subscribe, subscription: Subscription, feed: Feed, frame: int
+    ) -> None:
+        self.number, self.request_id, self.feed = asked.number, asked.request_id, feed
+        self.until = now() + subscription.deadline
+        self.binding = wire.Binding(channel, asked.number, asked.request_id)
+        self.closed = False
+        self.blocks: deque[Block] = deque()
+        """Those with frames to hand out."""
+        self.queued = 0
+        """Bytes that have been fed and are not the kernel's yet."""
+        self._names = [block.name for block in subscription.blocks]
+        self._size, self._frame = subscription.layout.block_bytes, frame
+        self._per_block = wire.frames_of(self._size, frame)
+        self._had = {index: int.from_bytes(bits, "little") for index, bits in asked.partial.items()}
+        self.unfed = len(self._names)
+        """Blocks of which the feed has said nothing yet."""
+        self._sums = array("Q", bytes(8 * self._per_block * len(self._names)))
+        self._unsealed = 0
+        self._unwritten = 0
+        self._holders = 1
+        self.transfer = Transfer(
+            sum(self._bytes(index) for index in range(len(self._names))), now() - asked.waited, subscription.priority
+        )
 
-    def join(self) -> bool:
-        """One stream more; False where the last one has left."""
-        with self._lock:
-            if self._streams < 0:
-                return False
-            self._streams += 1
-            return True
+    def hold(self) -> None:
+        """Somebody more needs the feed or what it gives."""
+        self._holders += 1
 
-    def leave(self) -> bool:
-        """One stream less; True when it was the last."""
-        with self._lock:
-            self._streams -= 1
-            if self._streams:
-                return False
-            self._streams = -1
-            return True
+    def release(self) -> bool:
+        """One needs it no more; True for the last one, who is to close the feed."""
+        self._holders -= 1
+        return not self._holders
 
-    def close(self) -> None:
-        """Drop all pins."""
-        self._feed.close()
-
-    def serve(self, outlet: Outlet, left: Callable[[float], bool]) -> None:
-        """Send blocks as they come until the receiver leaves, which `left(seconds)` waits for. Raises `Cut`, and
-        whatever the feed raises, after telling the receiver."""
-        try:
-            self._serve(outlet, left)
-        except Cut:
-            raise
-        except Exception as error:
-            payload = wire.pack_error(
-                error if isinstance(error, PddError) else RemoteError(f"{type(error).__name__}: {error}")
-            )
-            outlet.send([self._frame(wire.ERROR, payload), payload])
-            outlet.close(flush=True)
-            raise
-
-    def _serve(self, outlet: Outlet, left: Callable[[float], bool]) -> None:
-        beat_at = now() + self._beat
-        while not left(0.0):
-            if now() > self._until:
-                raise DeadlineExceeded("the deadline of a KV subscription", where=self._subscription.request_id)
-            item = self._feed.next(min(POLL_SECONDS, self._beat)) if self._unsent else None
-            if isinstance(item, Ready):
-                self._send_block(item, outlet)
-            elif isinstance(item, Gone):
-                self._count()
-                outlet.send([self._frame(wire.GONE, index=item.index)])
-            elif now() >= beat_at:
-                outlet.send([self._frame(wire.BEAT)])
-            else:
-                # All is sent, but perhaps not all arrived: what another stream loses is asked for in a new session.
-                if not self._unsent:
-                    left(POLL_SECONDS)
-                continue
-            beat_at = now() + self._beat
-
-    def _send_block(self, item: Ready, outlet: Outlet) -> None:
-        self._count()
+    def fed(self, item: Ready) -> tuple[int, int]:
+        """A block can be sent; returns how many frames and bytes that makes. Raises `TransferError` for a wrong
+        size."""
         memory = item.memory.cast("B")
-        if len(memory) != self._subscription.layout.block_bytes:
+        if len(memory) != self._size:
             raise TransferError(
                 "a block of the wrong size was to be sent",
-                where=self._subscription.request_id,
-                why=f"{len(memory)} bytes, where the receiver's layout has {self._subscription.layout.block_bytes}",
+                where=self.request_id,
+                why=f"{len(memory)} bytes, where the receiver's layout has {self._size}",
             )
-        header = self._frame(wire.DATA, memory, index=item.index)
-        outlet.send([header, memory], functools.partial(self._feed.sent, item.index))
+        parts = deque(self._missing(item.index))
+        self.unfed -= 1
+        bind = self.binding.block(self._names[item.index])
+        if parts:
+            self.blocks.append(Block(item.index, memory, bind, parts, len(parts), now()))
+        self._unsealed += len(parts)
+        nbytes = self._bytes(item.index)
+        self.queued += nbytes
+        return len(parts), nbytes
 
-    def _count(self) -> None:
-        with self._lock:
-            self._unsent -= 1
+    def gone(self, index: int) -> bytes:
+        """The frame that says so."""
+        self.unfed -= 1
+        self.transfer.left -= self._bytes(index)
+        return wire.pack_frame(wire.GONE, self.binding.block(self._names[index]), fetch=self.number, block=index)
 
-    def _frame(self, kind: int, payload: bytes | memoryview = b"", *, index: int = 0) -> bytes:
-        named = kind in (wire.DATA, wire.GONE)
-        bind = self._binding.block(self._subscription.blocks[index].name) if named else self._binding.session
-        return wire.pack_frame(kind, bind, block=index, payload=payload)
+    def take(self) -> Piece:
+        """The next frame, of those that wait."""
+        block = self.blocks[0]
+        part = block.parts.popleft()
+        if not block.parts:
+            self.blocks.popleft()
+        view = block.memory[part * self._frame : (part + 1) * self._frame]
+        self._unwritten += 1
+        return Piece(self, block, part, view)
+
+    def sealed(self, piece: Piece) -> bytes:
+        """Note its checksum. After the last frame: the one that ends the fetch, else nothing."""
+        self._sums[piece.block.index * self._per_block + piece.part] = piece.body
+        self._unsealed -= 1
+        return self.end()
+
+    def written(self, piece: Piece) -> bool:
+        """Its bytes are the kernel's; True when all of its block are."""
+        self.queued -= len(piece.view)
+        self._unwritten -= 1
+        piece.block.unwritten -= 1
+        return not piece.block.unwritten
+
+    @property
+    def over(self) -> bool:
+        """Nothing is left to do."""
+        return not (self.unfed or self._unsealed or self._unwritten)
+
+    def end(self) -> bytes:
+        """When all is handed out and sealed: the frame that ends the fetch, else nothing."""
+        if self.unfed or self._unsealed:
+            return b""
+        digest = wire.digest(self._sums)
+        return wire.pack_frame(wire.END, self.binding.session, fetch=self.number, payload=digest) + digest
+
+    def _missing(self, index: int) -> list[int]:
+        had = self._had.get(index, 0)
+        return [part for part in range(self._per_block) if not had >> part & 1]
+
+    def _bytes(self, index: int) -> int:
+        if index not in self._had:
+            return self._size
+        return sum(min(self._frame, self._size - part * self._frame) for part in self._missing(index))

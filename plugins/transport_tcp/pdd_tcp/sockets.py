@@ -1,17 +1,27 @@
-"""Blocking sockets, with the few operations that both sides need."""
+"""Sockets that never block, and the few operations that both sides need."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 from pdd_runtime.clock import now
+from pdd_runtime.plugins.transport import LinkFacts
 from pdd_tcp import wire
 
+log = logging.getLogger(__name__)
 Gate = Callable[[int], contextlib.AbstractContextManager[object]]
+SMALLEST_BUFFER, LARGEST_BUFFER = 512 << 10, 64 << 20
+UNSENT_SECONDS = 0.01
+SMALLEST_UNSENT, LARGEST_UNSENT = 16 << 10, 512 << 10
+_INFO = struct.Struct("8B24I")
+_RTT, _RETRANSMITS = 8 + 15, 8 + 23
 
 
 def _open_gate(length: int) -> contextlib.AbstractContextManager[object]:
@@ -22,51 +32,101 @@ class Cut(Exception):
     """The connection is of no use any more; what is missing may be asked for on another."""
 
 
-def set_up(sock: socket.socket, io_timeout: float) -> None:
-    """Make it a blocking socket that gives up after `io_timeout` seconds without a byte in or out.
+class Damaged(Cut):
+    """A frame was not what its checksum says."""
 
-    The kernel's own timeouts, rather than `settimeout`, which would poll before each call, and would not let one
-    `recv` wait for a whole block.
-    """
-    sock.settimeout(None)
+
+class Waiter:
+    """Waits for one socket, in one thread."""
+
+    def __init__(self, sock: socket.socket, event: int) -> None:
+        self._poll = select.poll()
+        self._poll.register(sock, event)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether there is something to do for the socket, waiting up to `seconds` for it; None: for ever."""
+        return bool(self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
+
+
+def set_up(sock: socket.socket, io_timeout: float) -> None:
+    """Make it a socket that does not block, sends at once, and breaks where the peer acknowledges nothing for
+    `io_timeout` seconds."""
+    sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    seconds = int(io_timeout)
-    patience = struct.pack("ll", seconds, max(1, int((io_timeout - seconds) * 1e6)))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Small frames to a host that is gone would otherwise fill the kernel's buffer for many minutes.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(io_timeout * 1000)))
 
 
-def send_all(sock: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
-    """Every byte of `parts`, straight from where they lie. Raises `Cut`."""
-    left = [memoryview(part) for part in parts]
+def tune_sender(sock: socket.socket, link: LinkFacts | None, streams: int, congestion: str) -> None:
+    """What of a link's way is this connection's, one of `streams`. What is not sent yet stays with us rather than with
+    the kernel, beyond what the link takes in 10 ms: so what is sent next is decided late."""
+    unsent = LARGEST_UNSENT
+    if link is not None:
+        share = link.bandwidth / 8 / streams
+        unsent = int(min(LARGEST_UNSENT, max(SMALLEST_UNSENT, share * UNSENT_SECONDS)))
+        _set_buffer(sock, socket.SO_SNDBUF, "w", 2 * share * link.rtt)
+        _set_congestion(sock, ("bbr", "cubic") if congestion == "auto" else (congestion,))
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)
+
+
+def tune_receiver(sock: socket.socket, link: LinkFacts | None, streams: int) -> None:
+    """Room for twice what is under way on this connection, one of `streams`."""
+    if link is not None:
+        _set_buffer(sock, socket.SO_RCVBUF, "r", 2 * link.bandwidth / 8 * link.rtt / streams)
+
+
+def _set_buffer(sock: socket.socket, option: int, kind: str, nbytes: float) -> None:
+    """Unless the kernel's own tuning may go further than it lets us go."""
+    wanted = int(min(LARGEST_BUFFER, max(SMALLEST_BUFFER, nbytes)))
+    try:
+        limit = int(Path(f"/proc/sys/net/core/{kind}mem_max").read_text())
+        tuned = int(Path(f"/proc/sys/net/ipv4/tcp_{kind}mem").read_text().split()[2])
+    except (OSError, ValueError, IndexError):
+        limit = tuned = wanted
+    if wanted <= limit or limit >= tuned:
+        sock.setsockopt(socket.SOL_SOCKET, option, wanted)
+
+
+def _set_congestion(sock: socket.socket, names: tuple[str, ...]) -> None:
+    for name in names:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            return
+        except (OSError, AttributeError):
+            continue
+    log.warning("pdd-tcp: this host has no congestion control %s; it uses its default", " or ".join(names))
+
+
+class Way(NamedTuple):
+    """What the kernel knows of a connection's way."""
+
+    rtt: float
+    """Seconds, smoothed."""
+    retransmits: int
+    """Segments since the start."""
+
+
+def way_of(sock: socket.socket) -> Way | None:
+    """None where the kernel does not say."""
+    try:
+        values = _INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
+    except (OSError, AttributeError, struct.error):
+        return None
+    return Way(values[_RTT] / 1e6, values[_RETRANSMITS])
+
+
+def send_all(sock: socket.socket, data: bytes, seconds: float) -> None:
+    """Every byte. Raises `Cut`, also where the peer takes nothing for `seconds`."""
+    left, waiter = memoryview(data), Waiter(sock, select.POLLOUT)
     while left:
         try:
-            sent = sock.sendmsg(left)
+            left = left[sock.send(left) :]
         except BlockingIOError:
-            raise Cut("the peer took nothing for too long") from None
+            if not waiter.wait(seconds):
+                raise Cut("the peer took nothing for too long") from None
         except OSError as error:
-            raise Cut(f"the connection broke: {error.strerror or error}") from error
-        while left and sent >= len(left[0]):
-            sent -= len(left.pop(0))
-        if sent:
-            left[0] = left[0][sent:]
-
-
-def receive_into(sock: socket.socket, memory: memoryview) -> None:
-    """Fill `memory`. Raises `Cut`."""
-    while memory:
-        try:
-            received = sock.recv_into(memory, 0, socket.MSG_WAITALL)
-        except BlockingIOError:
-            raise Cut("nothing came from the peer for too long") from None
-        except OSError as error:
-            raise Cut(f"the connection broke: {error.strerror or error}") from error
-        if received == 0:
-            raise Cut("the peer closed the connection")
-        memory = memory[received:]
+            raise broken(error) from error
 
 
 def receive_message(sock: socket.socket, limit: int, until: float, gate: Gate = _open_gate) -> bytearray:
@@ -79,31 +139,29 @@ def receive_message(sock: socket.socket, limit: int, until: float, gate: Gate = 
     with gate(length):
         body = _receive_by(sock, length, until)
     if wire.checksum_of(body) != checksum:
-        raise Cut("a greeting came damaged")
+        raise Cut("a message came damaged")
     return body
 
 
 def _receive_by(sock: socket.socket, length: int, until: float) -> bytearray:
-    data = bytearray()
+    data, waiter = bytearray(), Waiter(sock, select.POLLIN)
     while len(data) < length:
         try:
-            sock.settimeout(max(0.001, until - now()))
             piece = sock.recv(min(length - len(data), 1 << 18))
-        except TimeoutError:
-            raise Cut("a greeting was not whole in time") from None
+        except BlockingIOError:
+            if not waiter.wait(until - now()):
+                raise Cut("a message was not whole in time") from None
+            continue
         except OSError as error:
-            raise Cut(f"the connection broke: {error.strerror or error}") from error
+            raise broken(error) from error
         if not piece:
             raise Cut("the peer closed the connection")
         data += piece
     return data
 
 
-def spoken(sock: socket.socket, timeout: float) -> bool:
-    """Whether the peer has closed, or sent something, waiting up to `timeout` seconds for it."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(timeout * 1000))
+def broken(error: OSError) -> Cut:
+    return Cut(f"the connection broke: {error.strerror or error}")
 
 
 def shut(sock: socket.socket) -> None:
@@ -116,8 +174,7 @@ def take_leave(sock: socket.socket, seconds: float) -> None:
     """Let the peer read the last words: a socket closed over unread bytes would reset the connection instead."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_WR)
-        until = now() + seconds
-        while (left := until - now()) > 0.0:
-            sock.settimeout(left)
+        until, waiter = now() + seconds, Waiter(sock, select.POLLIN)
+        while waiter.wait(until - now()):
             if not sock.recv(1 << 16):
                 return

@@ -1,10 +1,9 @@
-"""The transport `tcp`: the contract's three verbs over threads and blocking sockets."""
+"""The transport `tcp`: the contract's verbs over threads and sockets."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import threading
+from collections.abc import Callable
 
 from pydantic import BaseModel
 
@@ -12,19 +11,16 @@ from pdd_runtime.errors import TransferError
 from pdd_runtime.plugins.transport import (
     BlockSink,
     BlockSource,
+    LinkTelemetry,
     Subscription,
     TransferReport,
     Transport,
     TransportContext,
 )
 from pdd_tcp.config import TcpConfig
-from pdd_tcp.fetch import Fetch
+from pdd_tcp.incoming import Incoming
+from pdd_tcp.pool import Pool
 from pdd_tcp.sender import Sender
-
-FETCHES = 256
-"""At once, a thread each; more wait their turn."""
-EXTRA_STREAMS = 64
-"""Threads for all fetches' further streams together; where none is left, a fetch has one stream."""
 
 
 class TcpTransport(Transport):
@@ -37,76 +33,52 @@ class TcpTransport(Transport):
         if not isinstance(config, TcpConfig):
             raise TypeError(f"{type(config).__name__} is no TcpConfig")
         super().__init__(config, context)
-        self._tcp = config
         self._sender = Sender(config, context)
-        self._turns = asyncio.Semaphore(FETCHES)
-        self._extra_streams = threading.Semaphore(EXTRA_STREAMS)
-        self._fetches: set[Fetch] = set()
+        self._pool = Pool(config, context)
+        self._fetches: set[Incoming] = set()
         self._closed = False
-        self._count = 0
 
     async def serve(self, source: BlockSource, host: str) -> str:
         return await asyncio.to_thread(self._sender.start, source, host)
 
     async def fetch(self, endpoint: str, subscription: Subscription, sink: BlockSink) -> TransferReport:
-        fetch = Fetch(endpoint, subscription, sink, self._tcp, self._extra_streams)
+        over = asyncio.Event()
+        fetch = Incoming(endpoint, subscription, sink, _on_loop(over.set))
+        if self._closed:
+            raise TransferError("the transport is closed", where=subscription.request_id)
+        if not subscription.blocks:
+            return TransferReport(bytes=0, blocks=0, gone=0, seconds=0.0)
+        alarm = asyncio.get_running_loop().call_later(subscription.deadline, fetch.stop, fetch.late)
         self._fetches.add(fetch)
         try:
-            if self._closed:
-                raise TransferError("the transport is closed", where=subscription.request_id)
-            return await self._run(fetch, subscription.deadline)
-        finally:
-            self._fetches.discard(fetch)
-
-    async def _run(self, fetch: Fetch, deadline: float) -> TransferReport:
-        loop = asyncio.get_running_loop()
-        late = f"the deadline of {deadline:g} s has passed"
-        alarm = loop.call_later(deadline, fetch.stop, late)
-        try:
-            try:
-                async with asyncio.timeout(deadline):
-                    await self._turns.acquire()
-            except TimeoutError:
-                raise TransferError("no turn among this worker's fetches", why=late) from None
-            try:
-                self._count += 1
-                return await _in_thread(fetch, f"pdd-tcp-fetch-{self._count}")
-            finally:
-                self._turns.release()
+            async with self._pool.run(fetch):
+                await over.wait()
         finally:
             alarm.cancel()
+            self._fetches.discard(fetch)
+        return fetch.result()
+
+    def telemetry(self) -> tuple[LinkTelemetry, ...]:
+        return self._sender.telemetry()
 
     async def close(self) -> None:
         self._closed = True
         for fetch in self._fetches:
             fetch.stop("the transport was closed")
+        await self._pool.close()
         await asyncio.to_thread(self._sender.close)
 
 
-async def _in_thread(fetch: Fetch, name: str) -> TransferReport:
-    """Run `fetch`. However this ends, its thread has ended, and the sink's memory is the caller's again."""
-    result: concurrent.futures.Future[TransferReport] = concurrent.futures.Future()
+def _on_loop(call: Callable[[], object]) -> Callable[[], None]:
+    """`call` on this loop, from any thread."""
+    loop = asyncio.get_running_loop()
 
-    def run() -> None:
+    def tell() -> None:
         try:
-            result.set_result(fetch.run())
-        except BaseException as error:
-            result.set_exception(error)
+            loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            # The loop is closed, so nobody waits any more.
+            if not loop.is_closed():
+                raise
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    waiting = asyncio.wrap_future(result)
-    cancelled: asyncio.CancelledError | None = None
-    while not waiting.done():
-        try:
-            await asyncio.shield(waiting)
-        except asyncio.CancelledError as error:
-            cancelled = error
-            fetch.stop("the fetch was cancelled")
-        except Exception:
-            break
-    thread.join()
-    if cancelled is not None:
-        waiting.exception()
-        raise cancelled
-    return waiting.result()
+    return tell

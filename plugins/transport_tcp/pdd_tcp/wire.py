@@ -1,8 +1,11 @@
-"""What crosses a connection: one hello from the receiver, one answer, then frames from the sender."""
+"""What crosses a connection: one hello from the receiver and one answer; then the receiver's messages, and frames from
+the sender."""
 
 from __future__ import annotations
 
+import sys
 from array import array
+from collections.abc import Mapping
 from struct import Struct
 from typing import NamedTuple
 
@@ -14,64 +17,107 @@ from pdd_runtime.kv import KvLayout
 from pdd_runtime.plugins.transport import Subscription, Wanted
 
 MAGIC = b"PDKV"
-VERSION = 1
+VERSION = 2
 PREFIX = Struct("<4sIIQ")
-"""Before hello and answer: magic, version, length and xxh3-64 of the msgpack that follows."""
-HELLO_LIMIT = 64 << 20
+"""Before each message: magic, version, length and xxh3-64 of the msgpack that follows."""
+HELLO_LIMIT = 64 << 10
 ANSWER_LIMIT = 64 << 10
+MESSAGE_LIMIT = 64 << 20
 BLOCKS_LIMIT = 1 << 20
+FRAMES_LIMIT = 1 << 22
+"""In one subscription; both sides keep 8 bytes for each."""
+BLOCK_LIMIT = 1 << 31
+"""Bytes of one block."""
+SMALLEST_FRAME, LARGEST_FRAME = 4 << 10, 16 << 20
 NAME_BYTES = 16
 
 
-class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
-    """Opens a session on its first stream. Names and lengths stand in two strings of bytes rather than in a list of
-    objects, so that decoding a hello takes no more memory than it has bytes."""
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """A connection's first message. Connections with one channel carry the same fetches."""
 
-    fetch: bytes
-    """16 random bytes: no two fetches share a session, and nobody else can guess it."""
+    channel: bytes
+    """16 random bytes: nobody else can guess them."""
+    join: bool
+    """Whether the channel is there already."""
+    replaces: bytes = b""
+    """A channel of the same receiver that broke: what is left of it can go."""
+    cluster: str
+    """Where the receiver is."""
+    secret: str
+    """The graph's."""
     beat: float
     """Seconds: the sender lets something be heard at least that often."""
+    streams: int
+    """Connections that the receiver would keep."""
+
+    def __repr__(self) -> str:
+        return f"Hello(from {self.cluster})"
+
+    def check(self) -> None:
+        """Raises `TransferError` for one that cannot be meant."""
+        if len(self.channel) != NAME_BYTES or not self.beat >= 0.01 or self.streams < 1:
+            raise refused(f"channel of {len(self.channel)} bytes, beat {self.beat} s, {self.streams} streams")
+
+
+class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
+    """Begins a fetch on a channel. Names and lengths stand in two strings of bytes rather than in a list of objects,
+    so that decoding takes no more memory than the message has bytes."""
+
+    number: int
+    """By which the frames of this fetch are known on the channel; each is larger than the one before."""
     request_id: str
     names: bytes
     tokens: bytes
     """Unsigned 32-bit little-endian integers."""
+    partial: Mapping[int, bytes]
+    """By index, of blocks of which something is there: a bit for each of its frames, the lowest first."""
     layout: KvLayout
     fingerprint: str
     epoch: str
-    cluster: str
     secret: str
     priority: int
     deadline: float
+    waited: float
+    """Seconds since the fetch began."""
 
     def __repr__(self) -> str:
-        return f"Subscribe({self.request_id})"
+        return f"Subscribe({self.number}: {self.request_id})"
 
     @classmethod
-    def of(cls, subscription: Subscription, fetch: bytes, beat: float) -> Subscribe:
+    def of(
+        cls, subscription: Subscription, number: int, partial: Mapping[int, bytes] | None = None, waited: float = 0.0
+    ) -> Subscribe:
         blocks = subscription.blocks
         return cls(
-            fetch=fetch,
-            beat=beat,
+            number=number,
             request_id=subscription.request_id,
             names=b"".join(block.name for block in blocks),
-            tokens=_uint32(array("I", [block.tokens for block in blocks])).tobytes(),
+            tokens=uint(array("I", [block.tokens for block in blocks])).tobytes(),
+            partial=partial or {},
             layout=subscription.layout,
             fingerprint=subscription.fingerprint,
             epoch=subscription.epoch,
-            cluster=subscription.cluster,
             secret=subscription.secret,
             priority=subscription.priority,
             deadline=subscription.deadline,
+            waited=waited,
         )
 
-    def subscription(self) -> Subscription:
-        """Raises `TransferError` for one that cannot be meant."""
+    def subscription(self, cluster: str, frame: int) -> Subscription:
+        """For a receiver in `cluster`, in frames of `frame` bytes. Raises `TransferError` for one that cannot be
+        meant."""
         count, odd = divmod(len(self.names), NAME_BYTES)
         if odd or len(self.tokens) != 4 * count or not 1 <= count <= BLOCKS_LIMIT:
             raise refused(f"{len(self.names)} bytes of names and {len(self.tokens)} of lengths are no list of blocks")
-        if len(self.fetch) != NAME_BYTES or not self.beat >= 0.01 or not 0.0 < self.deadline < 1e7:
-            raise refused(f"deadline {self.deadline} s, beat {self.beat} s")
-        tokens = _uint32(array("I", self.tokens))
+        if not 0.0 < self.deadline < 1e7 or not self.waited >= 0.0:
+            raise refused(f"deadline {self.deadline} s, begun {self.waited} s ago")
+        size = self.layout.block_bytes
+        frames = frames_of(size, frame) if 0 < size < BLOCK_LIMIT else FRAMES_LIMIT + 1
+        if count * frames > FRAMES_LIMIT:
+            raise refused(f"{count} blocks of {size} bytes are more than {FRAMES_LIMIT} frames of {frame}")
+        if any(not 0 <= index < count or len(bits) > (frames + 7) // 8 for index, bits in self.partial.items()):
+            raise refused("what is there already is no part of what is asked for")
+        tokens = uint(array("I", self.tokens))
         names = (self.names[start : start + NAME_BYTES] for start in range(0, len(self.names), NAME_BYTES))
         return Subscription(
             request_id=self.request_id,
@@ -79,22 +125,26 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
             layout=self.layout,
             fingerprint=self.fingerprint,
             epoch=self.epoch,
-            cluster=self.cluster,
+            cluster=cluster,
             secret=self.secret,
             priority=self.priority,
             deadline=self.deadline,
         )
 
 
-class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """One more stream for a session that was accepted."""
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """No more of this fetch. The sender says on each connection what its last frame was."""
 
-    fetch: bytes
+    number: int
 
 
-class Accept(msgspec.Struct, frozen=True, tag="accept"):
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    cluster: str
+    """Where the sender is."""
     streams: int
-    """How many streams of the fetch the sender takes, this one included."""
+    """How many connections of the channel the sender takes, this one included."""
+    frame: int
+    """Blocks cross in frames of so many bytes; the last of a block is shorter."""
 
 
 class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
@@ -102,9 +152,9 @@ class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
     """`PddError.to_wire`."""
 
 
-Hello = Subscribe | Attach
-Answer = Accept | Refuse
-_hello = msgspec.msgpack.Decoder(Hello)
+Message = Hello | Subscribe | Cancel
+Answer = Welcome | Refuse
+_message = msgspec.msgpack.Decoder(Message)
 _answer = msgspec.msgpack.Decoder(Answer)
 _error = msgspec.msgpack.Decoder(dict[str, str])
 
@@ -113,13 +163,14 @@ def refused(why: str) -> TransferError:
     return TransferError("the peer sent something that cannot be meant", why=why, fix="run one version on both sides")
 
 
-def pack(message: Hello | Answer) -> bytes:
+def pack(message: Message | Answer) -> bytes:
     body = msgspec.msgpack.encode(message)
     return PREFIX.pack(MAGIC, VERSION, len(body), checksum_of(body)) + body
 
 
-def checksum_of(body: bytes | bytearray) -> int:
-    return xxhash.xxh3_64_intdigest(body)
+def checksum_of(body: bytes | bytearray | memoryview) -> int:
+    value: int = xxhash.xxh3_64_intdigest(body)
+    return value
 
 
 def unpack_prefix(data: bytes, limit: int) -> tuple[int, int]:
@@ -137,10 +188,10 @@ def unpack_prefix(data: bytes, limit: int) -> tuple[int, int]:
     return length, checksum
 
 
-def unpack_hello(body: bytes | bytearray) -> Hello:
+def unpack_message(body: bytes | bytearray) -> Message:
     try:
-        return _hello.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return _message.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ArithmeticError) as error:
         raise refused(str(error)) from error
 
 
@@ -167,57 +218,89 @@ def short(error: PddError) -> dict[str, str]:
     return {key: text[:2000] for key, text in error.to_wire().items()}
 
 
-DATA, GONE, BEAT, ERROR = range(4)
-_FRAME = Struct("<BxxxIIQ")
-_CHECKSUM = Struct("<Q")
-FRAME_BYTES = _FRAME.size + _CHECKSUM.size
+DATA, GONE, BEAT, ERROR, END, ENDED = range(6)
+_HEAD = Struct("<BBxxIIIIIQQ")
+_SUM = Struct("<Q")
+FRAME_BYTES = _HEAD.size + _SUM.size
+DIGEST_BYTES = 16
 
 
 class Frame(NamedTuple):
     """A header; a payload of `length` bytes follows."""
 
     kind: int
+    encoding: int
+    """How the block is written; 0: as it lies."""
+    fetch: int
+    """The subscription's number; 0 in a `BEAT`."""
     block: int
-    """Its index in the subscription; 0 in a `BEAT` or `ERROR`."""
+    """Its index in the subscription, in `DATA` and `GONE`."""
+    part: int
+    """Which of the block's frames."""
     length: int
+    size: int
+    """Bytes of the whole block as it is written."""
     bind: int
-    """Of `DATA` and `GONE` the hash of fetch, request and block name, else that of fetch and request: a frame of
-    another request, or of another block, is never taken for the one asked for."""
-    checksum: int
-    """xxh3-64 of the payload, seeded with the xxh3-64 of the header before it."""
+    """Of `DATA` and `GONE` the hash of channel, fetch, request and block name, of `BEAT` that of the channel, else that
+    of channel, fetch and request: a frame of another request, or of another block, is never taken for the one asked
+    for."""
+    body: int
+    """xxh3-64 of the payload. The header's own follows it."""
 
 
 class Binding:
     """What ties frames to one fetch of one request."""
 
-    def __init__(self, fetch: bytes, request_id: str) -> None:
-        self.session: int = xxhash.xxh3_64_intdigest(fetch + request_id.encode())
+    def __init__(self, channel: bytes, number: int = 0, request_id: str = "") -> None:
+        self.session: int = xxhash.xxh3_64_intdigest(channel + number.to_bytes(8, "little") + request_id.encode())
 
     def block(self, name: bytes) -> int:
-        return xxhash.xxh3_64_intdigest(name, self.session)
+        value: int = xxhash.xxh3_64_intdigest(name, self.session)
+        return value
 
 
-def pack_frame(kind: int, bind: int, *, block: int = 0, payload: bytes | memoryview = b"") -> bytes:
-    head = _FRAME.pack(kind, block, len(payload), bind)
-    return head + _CHECKSUM.pack(_checksum(head, payload))
+def pack_frame(
+    kind: int,
+    bind: int,
+    *,
+    fetch: int = 0,
+    block: int = 0,
+    part: int = 0,
+    size: int = 0,
+    encoding: int = 0,
+    payload: bytes | memoryview = b"",
+) -> bytes:
+    return seal(kind, bind, fetch, block, part, size, encoding, len(payload), checksum_of(payload))
 
 
-def unpack_frame(header: bytes | bytearray) -> Frame:
-    return Frame(*_FRAME.unpack_from(header), *_CHECKSUM.unpack_from(header, _FRAME.size))
+def seal(
+    kind: int, bind: int, fetch: int, block: int, part: int, size: int, encoding: int, length: int, body: int
+) -> bytes:
+    """A header of a payload whose checksum is known."""
+    head = _HEAD.pack(kind, encoding, fetch, block, part, length, size, bind, body)
+    return head + _SUM.pack(checksum_of(head))
 
 
-def intact(header: bytes | bytearray, payload: bytes | bytearray | memoryview = b"") -> bool:
-    """Whether header and payload are what their checksum says."""
-    expected: int = _CHECKSUM.unpack_from(header, _FRAME.size)[0]
-    return _checksum(header[: _FRAME.size], payload) == expected
+def unpack_frame(header: bytes | bytearray) -> Frame | None:
+    """None where the header is not what its checksum says."""
+    if checksum_of(header[: _HEAD.size]) != _SUM.unpack_from(header, _HEAD.size)[0]:
+        return None
+    return Frame._make(_HEAD.unpack_from(header))
 
 
-def _checksum(head: bytes | bytearray, payload: bytes | bytearray | memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(payload, xxhash.xxh3_64_intdigest(head))
+def frames_of(size: int, frame: int) -> int:
+    """How many frames `size` bytes take."""
+    return -(-size // frame)
 
 
-def _uint32(values: array[int]) -> array[int]:
+def digest(sums: array[int]) -> bytes:
+    """xxh3-128 over the checksums of a fetch's frames, in the order of blocks and parts; 0 stands for a frame that
+    was not sent."""
+    return xxhash.xxh3_128_digest(uint(array("Q", sums)).tobytes())
+
+
+def uint(values: array[int]) -> array[int]:
     """To or from little-endian."""
-    if array("H", [1]).tobytes() != b"\x01\x00":
+    if sys.byteorder == "big":
         values.byteswap()
     return values

@@ -1,33 +1,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
-
-# The parties of a transfer are also used by processes of their own (`tcp_peer.py`).
-sys.path.insert(0, str(Path(__file__).parent))
-
 from pdd_tcp.config import TcpConfig
 from pdd_tcp.transport import TcpTransport
-from tcp_parties import Context
 
+from pdd_runtime.plugins.transport import LinkFacts
 from pdd_runtime.rpc import Line
-
-Party = Callable[..., TcpTransport]
-
-
-def threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pdd-tcp"))
-
-
-def sockets() -> int:
-    """Of this process."""
-    return sum(path.is_socket() for path in Path("/proc/self/fd").iterdir())
+from pdd_runtime.testing.kv_parties import Context
+from plugins.transport_tcp.tests.counting import Party, eventually, sockets, threads
 
 
 @pytest.fixture
@@ -37,11 +21,17 @@ async def party() -> AsyncIterator[Party]:
     before = sockets()
     async with AsyncExitStack() as stack:
 
-        def make(cluster: str, lines: dict[str, Line] | None = None, **config: object) -> TcpTransport:
-            transport = TcpTransport(TcpConfig.model_validate(config), Context(cluster, lines))
+        def make(
+            cluster: str,
+            lines: dict[str, Line] | None = None,
+            links: dict[str, LinkFacts] | None = None,
+            **config: object,
+        ) -> TcpTransport:
+            transport = TcpTransport(TcpConfig.model_validate(config), Context(cluster, lines, links=links))
             stack.push_async_callback(transport.close)
             return transport
 
         yield make
     assert threads() == []
-    assert sockets() == before
+    # A test's own are closed by the loop in its next rounds.
+    await eventually(lambda: sockets() == before)

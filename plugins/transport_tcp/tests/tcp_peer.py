@@ -11,11 +11,12 @@ import sys
 
 from pdd_tcp.config import TcpConfig
 from pdd_tcp.transport import TcpTransport
-from tcp_parties import Context, Sink, Source, sequence, subscription
+
+from pdd_runtime.testing.kv_parties import Context, StoreSink, StoreSource, sequence, subscription
 
 
 async def serve(blocks: int) -> None:
-    transport, source = TcpTransport(TcpConfig(), Context("dc-a")), Source()
+    transport, source = TcpTransport(TcpConfig(), Context("dc-a")), StoreSource()
     print(await transport.serve(source, "127.0.0.1"), flush=True)
     wanted = sequence(blocks)
     while await asyncio.to_thread(sys.stdin.readline):
@@ -26,7 +27,7 @@ async def serve(blocks: int) -> None:
 
 async def fetch(endpoint: str, blocks: int) -> None:
     transport, wanted = TcpTransport(TcpConfig(), Context("dc-b")), sequence(blocks)
-    sink = Sink(wanted)
+    sink = StoreSink(wanted)
     report = await transport.fetch(endpoint, subscription(wanted), sink)
     await transport.close()
     print("ok" if sink.whole and report.blocks == blocks else f"not whole: {report}", flush=True)

@@ -6,18 +6,16 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import Callable
 
 import msgspec
 import pytest
-from pdd_tcp.transport import TcpTransport
-from tcp_parties import LAYOUT, Sink, Source, sequence, subscription
-from tcp_proxy import Fault, Proxy
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import TransferError
+from pdd_runtime.testing.kv_parties import LAYOUT, StoreSink, StoreSource, sequence, subscription
+from pdd_runtime.testing.tcp_proxy import Fault, TcpProxy
+from plugins.transport_tcp.tests.counting import Party
 
-Party = Callable[..., TcpTransport]
 LARGE = msgspec.structs.replace(LAYOUT, layers=32)
 
 
@@ -28,9 +26,9 @@ async def cancel(task: asyncio.Task[object]) -> None:
 
 
 async def test_cancelling_while_blocks_are_waited_for_reaches_the_sender(party: Party) -> None:
-    source, wanted = Source(), sequence(4)
+    source, wanted = StoreSource(), sequence(4)
     endpoint = await party("dc-a").serve(source, "127.0.0.1")
-    transfer = asyncio.create_task(party("dc-b").fetch(endpoint, subscription(wanted), Sink(wanted)))
+    transfer = asyncio.create_task(party("dc-b").fetch(endpoint, subscription(wanted), StoreSink(wanted)))
     await asyncio.to_thread(source.wait_for_feeds, 1)
     begun = now()
     await cancel(transfer)
@@ -39,12 +37,12 @@ async def test_cancelling_while_blocks_are_waited_for_reaches_the_sender(party: 
 
 
 async def test_cancelling_frees_pins_of_blocks_that_cannot_leave(party: Party) -> None:
-    source, wanted = Source(LARGE), sequence(40, LARGE)
+    source, wanted = StoreSource(LARGE), sequence(40, LARGE)
     source.make(wanted)
     loop, first = asyncio.get_running_loop(), asyncio.Event()
-    sink = Sink(wanted, LARGE, on_done=lambda index: loop.call_soon_threadsafe(first.set))
+    sink = StoreSink(wanted, LARGE, on_done=lambda index: loop.call_soon_threadsafe(first.set))
     endpoint = await party("dc-a").serve(source, "127.0.0.1")
-    async with Proxy(endpoint, *[Fault("freeze", LARGE.block_bytes * 3 // 2)] * 4) as proxy:
+    async with TcpProxy(endpoint, *[Fault("freeze", LARGE.block_bytes * 3 // 2)] * 4) as proxy:
         transfer = asyncio.create_task(party("dc-b").fetch(proxy.endpoint, subscription(wanted, layout=LARGE), sink))
         await first.wait()
         await cancel(transfer)
@@ -62,7 +60,7 @@ async def test_cancelling_while_connecting_ends_at_once(party: Party) -> None:
             filler.setblocking(False)
             filler.connect_ex((host, port))
         wanted = sequence(1)
-        transfer = asyncio.create_task(party("dc-b").fetch(f"{host}:{port}", subscription(wanted), Sink(wanted)))
+        transfer = asyncio.create_task(party("dc-b").fetch(f"{host}:{port}", subscription(wanted), StoreSink(wanted)))
         await asyncio.sleep(0.2)
         begun = now()
         await cancel(transfer)
@@ -70,39 +68,39 @@ async def test_cancelling_while_connecting_ends_at_once(party: Party) -> None:
 
 
 async def test_cancelling_before_the_thread_runs_ends_at_once(party: Party) -> None:
-    source, wanted = Source(), sequence(1)
+    source, wanted = StoreSource(), sequence(1)
     endpoint = await party("dc-a").serve(source, "127.0.0.1")
     receiver = party("dc-b")
     for _ in range(50):
-        transfer = asyncio.create_task(receiver.fetch(endpoint, subscription(wanted), Sink(wanted)))
+        transfer = asyncio.create_task(receiver.fetch(endpoint, subscription(wanted), StoreSink(wanted)))
         await asyncio.sleep(0)
         await cancel(transfer)
     await asyncio.to_thread(source.wait_for_feeds, 0)
 
 
 async def test_closing_a_transport_ends_its_fetches(party: Party) -> None:
-    source, wanted = Source(), sequence(4)
+    source, wanted = StoreSource(), sequence(4)
     endpoint = await party("dc-a").serve(source, "127.0.0.1")
     receiver = party("dc-b")
-    transfer = asyncio.create_task(receiver.fetch(endpoint, subscription(wanted), Sink(wanted)))
+    transfer = asyncio.create_task(receiver.fetch(endpoint, subscription(wanted), StoreSink(wanted)))
     await asyncio.to_thread(source.wait_for_feeds, 1)
     await receiver.close()
     with pytest.raises(TransferError, match="transport was closed"):
         await transfer
     with pytest.raises(TransferError, match="transport is closed"):
-        await receiver.fetch(endpoint, subscription(wanted), Sink(wanted))
+        await receiver.fetch(endpoint, subscription(wanted), StoreSink(wanted))
 
 
 async def test_200_fetches_with_a_third_cancelled_leave_nothing(party: Party) -> None:
     """The fixture holds that no thread and no socket is left."""
     chance = random.Random(0)
-    source, wanted = Source(), sequence(8)
+    source, wanted = StoreSource(), sequence(8)
     source.make(wanted[:6])
     endpoint = await party("dc-a").serve(source, "127.0.0.1")
     receiver = party("dc-b")
 
     async def one(number: int) -> None:
-        sink = Sink(wanted)
+        sink = StoreSink(wanted)
         transfer = asyncio.create_task(receiver.fetch(endpoint, subscription(wanted, request_id=f"req-{number}"), sink))
         if number % 3 == 0:
             await asyncio.sleep(chance.random() * 0.05)

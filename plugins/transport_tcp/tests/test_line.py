@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-import threading
-from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 import pytest
-from pdd_tcp.pacing import LARGEST_CHUNK, SMALLEST_CHUNK, Entrance, LineOutlet
-from pdd_tcp.transport import TcpTransport
-from tcp_parties import LAYOUT, Sink, Source, sequence, subscription
+from pdd_tcp.config import TcpConfig
+from pdd_tcp.link import LARGEST_CHUNK, Link
+from pdd_tcp.wire import FRAME_BYTES, SMALLEST_FRAME
 
 from pdd_runtime.clock import now
 from pdd_runtime.rpc import Line
+from pdd_runtime.testing.kv_parties import LAYOUT, StoreSink, StoreSource, sequence, subscription
+from plugins.transport_tcp.tests.counting import Party
 
-Party = Callable[..., TcpTransport]
 LARGE = msgspec.structs.replace(LAYOUT, layers=32)
 
 
@@ -53,13 +50,13 @@ class RecordedLine(Line):
         )
 
 
-async def transfer(party: Party, line: RecordedLine, blocks: int) -> tuple[Sink, list[float], float, float]:
+async def transfer(party: Party, line: RecordedLine, blocks: int) -> tuple[StoreSink, list[float], float, float]:
     """Returns the sink, when each block was done, and the fetch's begin and end."""
-    source, wanted = Source(LARGE), sequence(blocks, LARGE)
+    source, wanted = StoreSource(LARGE), sequence(blocks, LARGE)
     source.make(wanted)
     endpoint = await party("dc-a", {"dc-b": line}).serve(source, "127.0.0.1")
     times: list[float] = []
-    sink = Sink(wanted, LARGE, on_done=lambda index: times.append(now()))
+    sink = StoreSink(wanted, LARGE, on_done=lambda index: times.append(now()))
     begun = now()
     await party("dc-b").fetch(endpoint, subscription(wanted, layout=LARGE), sink)
     return sink, times, begun, now()
@@ -97,10 +94,10 @@ async def test_a_long_line_is_filled(party: Party) -> None:
 async def test_fetches_take_turns_and_never_queue_in_the_line(party: Party) -> None:
     """So a message that shares it waits for one chunk at most."""
     line = RecordedLine(400e6, delay=0.01)
-    source = Source(LARGE)
+    source = StoreSource(LARGE)
     endpoint = await party("dc-a", {"dc-b": line}).serve(source, "127.0.0.1")
     receiver, lists = party("dc-b"), [sequence(6, LARGE, salt=f"tenant-{n}") for n in range(4)]
-    sinks = [Sink(wanted, LARGE) for wanted in lists]
+    sinks = [StoreSink(wanted, LARGE) for wanted in lists]
     async with asyncio.TaskGroup() as group:
         for number, (wanted, sink) in enumerate(zip(lists, sinks, strict=True)):
             source.make(wanted)
@@ -108,7 +105,7 @@ async def test_fetches_take_turns_and_never_queue_in_the_line(party: Party) -> N
             group.create_task(receiver.fetch(endpoint, asked, sink))
     assert all(sink.whole for sink in sinks)
     assert line.waited_for_nothing()
-    assert max(entry.nbytes for entry in line.entries) <= LARGEST_CHUNK
+    assert max(entry.nbytes for entry in line.entries) <= LARGEST_CHUNK + FRAME_BYTES
     for one, following in zip(line.entries, line.entries[1:], strict=False):
         assert following.called_at >= one.leaves_at
 
@@ -121,10 +118,10 @@ async def test_jitter_keeps_order(party: Party) -> None:
 
 async def test_only_the_way_to_another_cluster_is_emulated(party: Party) -> None:
     line = RecordedLine(1e3, delay=10)
-    source, wanted = Source(), sequence(4)
+    source, wanted = StoreSource(), sequence(4)
     source.make(wanted)
     endpoint = await party("dc-a", {"dc-b": line}).serve(source, "127.0.0.1")
-    sink = Sink(wanted)
+    sink = StoreSink(wanted)
     await party("dc-a").fetch(endpoint, subscription(wanted, cluster="dc-a"), sink)
     assert sink.whole
     assert line.entries == []
@@ -132,10 +129,10 @@ async def test_only_the_way_to_another_cluster_is_emulated(party: Party) -> None
 
 async def test_cancelling_frees_pins_of_blocks_under_way(party: Party) -> None:
     line = RecordedLine(50e6, delay=0.05)
-    source, wanted = Source(LARGE), sequence(40, LARGE)
+    source, wanted = StoreSource(LARGE), sequence(40, LARGE)
     source.make(wanted)
     loop, first = asyncio.get_running_loop(), asyncio.Event()
-    sink = Sink(wanted, LARGE, on_done=lambda index: loop.call_soon_threadsafe(first.set))
+    sink = StoreSink(wanted, LARGE, on_done=lambda index: loop.call_soon_threadsafe(first.set))
     endpoint = await party("dc-a", {"dc-b": line}).serve(source, "127.0.0.1")
     task = asyncio.create_task(party("dc-b").fetch(endpoint, subscription(wanted, layout=LARGE), sink))
     await first.wait()
@@ -148,44 +145,8 @@ async def test_cancelling_frees_pins_of_blocks_under_way(party: Party) -> None:
     assert line.bytes < 20 * LARGE.block_bytes
 
 
-class HeldLine(Line):
-    """Takes the first bytes only when it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__(1e9, delay=0.0)
-        self.go = threading.Event()
-        self.sizes: list[int] = []
-
-    def reserve(self, nbytes: int, now: float) -> tuple[float, float]:
-        assert self.go.wait(10)
-        self.sizes.append(nbytes)
-        return super().reserve(nbytes, now)
-
-
-def test_streams_enter_a_line_in_turn() -> None:
-    line = HeldLine()
-    entrance = Entrance(line, "entrance")
-    with contextlib.ExitStack() as stack:
-        stack.callback(entrance.close)
-        outlets = []
-        for _ in range(3):
-            near, far = socket.socketpair()
-            stack.enter_context(near)
-            stack.enter_context(far)
-            outlets.append(LineOutlet(near, entrance, "outlet"))
-        for nbytes, outlet in enumerate(outlets, 1):
-            for _ in range(4):
-                outlet.send([bytes(nbytes)])
-        line.go.set()
-        for outlet in outlets:
-            outlet.close(flush=True)
-    assert line.sizes == [1, 2, 3] * 4
-
-
 @pytest.mark.parametrize(
-    ("bandwidth", "chunk"), [(1e5, SMALLEST_CHUNK), (40e6, 25_000), (1e9, LARGEST_CHUNK), (1e11, LARGEST_CHUNK)]
+    ("bandwidth", "frame"), [(1e5, SMALLEST_FRAME), (40e6, 25_000), (1e9, LARGEST_CHUNK), (1e11, LARGEST_CHUNK)]
 )
-def test_a_chunk_is_small_on_a_slow_line(bandwidth: float, chunk: int) -> None:
-    entrance = Entrance(Line(bandwidth, delay=0.0), "entrance")
-    entrance.close()
-    assert entrance.chunk == chunk
+def test_a_frame_is_small_on_a_slow_line(bandwidth: float, frame: int) -> None:
+    assert Link("dc-b", None, Line(bandwidth, delay=0.0), TcpConfig()).frame(1) == frame

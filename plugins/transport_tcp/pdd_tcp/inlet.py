@@ -1,0 +1,244 @@
+"""One connection on which blocks arrive."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+from typing import Any, Protocol
+
+from pdd_runtime.clock import now
+from pdd_runtime.errors import PddError
+from pdd_runtime.plugins.transport import LinkFacts
+from pdd_tcp import wire
+from pdd_tcp.incoming import Incoming
+from pdd_tcp.sockets import Cut, Damaged, Waiter, broken, receive_message, send_all, set_up, shut, tune_receiver
+
+log = logging.getLogger(__name__)
+CONNECT_SECONDS = 5.0
+
+
+class Owner(Protocol):
+    """Whose connection it is. Called in the connection's thread."""
+
+    def joined(self, inlet: Inlet, welcome: wire.Welcome) -> None:
+        """The sender has taken it. Raises `Cut` where it is of no use any more."""
+        ...
+
+    def lost(self, inlet: Inlet, trouble: Cut | PddError) -> None:
+        """It has ended; the last call. A `PddError` is what the sender has refused it with."""
+        ...
+
+    def fetch_of(self, number: int) -> Incoming | None:
+        """Whose a frame is; None: of a fetch that has ended. Raises `Damaged` where there was none."""
+        ...
+
+    def ended(self, inlet: Inlet, number: int) -> None:
+        """No frame of this fetch comes any more on this connection."""
+        ...
+
+
+class Inlet:
+    """A thread that connects, and then reads frames into the memory of the fetches they belong to."""
+
+    def __init__(self, address: tuple[str, int], hello: wire.Hello, io_timeout: float, owner: Owner, name: str) -> None:
+        self.hello = hello
+        self.landed = False
+        """Whether anything came."""
+        self._address, self._io_timeout, self._owner = address, io_timeout, owner
+        self._beat = wire.Binding(hello.channel).session
+        self._over = False
+        self._lock = threading.Lock()
+        """Guards the socket's life."""
+        self._sock: socket.socket | None = None
+        # Under this lock a sink's memory is written and read:
+        self._landing = threading.Lock()
+        self._fetch: Incoming | None = None
+        self._target: memoryview | None = None
+        self._drain = bytearray()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Any thread: break it. Its own thread says when it is lost."""
+        with self._lock:
+            self._over = True
+            if self._sock is not None:
+                shut(self._sock)
+
+    def tune(self, link: LinkFacts | None, streams: int) -> None:
+        """By its own thread: it is one of so many over this link."""
+        if self._sock is not None:
+            tune_receiver(self._sock, link, streams)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def send(self, message: wire.Subscribe | wire.Cancel) -> None:
+        """One thread at a time. A failure is noticed by the reading thread."""
+        with self._lock:
+            sock = None if self._over else self._sock
+        if sock is None:
+            return
+        try:
+            send_all(sock, wire.pack(message), self._io_timeout)
+        except (Cut, ValueError):  # `ValueError`: closed meanwhile.
+            self.end()
+
+    def release(self, fetch: Incoming) -> None:
+        """Return when the memory of `fetch`, which is over, is not touched here any more: what still comes of it is
+        thrown away."""
+        with self._landing:
+            if self._fetch is fetch:
+                self._fetch = self._target = None
+
+    def _run(self) -> None:
+        trouble: Cut | PddError
+        try:
+            self._receive(self._open())
+        except (Cut, PddError) as error:
+            trouble = error
+        except Exception as error:
+            log.exception("pdd-tcp: a connection failed")
+            trouble = Cut(f"{type(error).__name__}: {error}")
+        with self._lock:
+            self._over = True
+            if self._sock is not None:
+                self._sock.close()
+        self._owner.lost(self, trouble)
+
+    def _open(self) -> socket.socket:
+        family, address = self._resolve()
+        with self._lock:
+            if self._over:
+                raise Cut("the connection is closed")
+            sock = self._sock = socket.socket(family, socket.SOCK_STREAM)
+        set_up(sock, self._io_timeout)
+        self._connect(sock, address)
+        send_all(sock, wire.pack(self.hello), self._io_timeout)
+        answer = wire.unpack_answer(receive_message(sock, wire.ANSWER_LIMIT, now() + self._io_timeout))
+        if isinstance(answer, wire.Refuse):
+            raise PddError.from_wire(answer.error)
+        if answer.streams < 1 or not wire.SMALLEST_FRAME <= answer.frame <= wire.LARGEST_FRAME:
+            raise wire.refused(f"{answer.streams} streams, frames of {answer.frame} bytes")
+        self._frame = answer.frame
+        self._owner.joined(self, answer)
+        return sock
+
+    def _resolve(self) -> tuple[socket.AddressFamily, Any]:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)[0]
+        except OSError as error:
+            raise Cut(f"cannot resolve {self._address[0]}: {error.strerror}") from error
+        return family, address
+
+    def _connect(self, sock: socket.socket, address: Any) -> None:
+        try:
+            sock.connect(address)
+        except BlockingIOError:
+            if not Waiter(sock, select.POLLOUT).wait(min(CONNECT_SECONDS, self._io_timeout)):
+                raise Cut("cannot connect: nobody answers") from None
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise Cut(f"cannot connect: {os.strerror(error)}") from None
+        except OSError as error:
+            raise Cut(f"cannot connect: {error.strerror or error}") from error
+
+    def _receive(self, sock: socket.socket) -> None:
+        """Take frames until the connection ends, which it does by a `Cut`."""
+        waiter = Waiter(sock, select.POLLIN)
+        header = bytearray(wire.FRAME_BYTES)
+        while True:
+            self._fill(sock, memoryview(header), waiter)
+            frame = wire.unpack_frame(header)
+            if frame is None:
+                raise Damaged("a frame's header is not what its checksum says")
+            if frame.kind == wire.DATA:
+                self._data(sock, frame, waiter)
+            elif frame.length > wire.ANSWER_LIMIT:
+                raise Damaged(f"a frame of kind {frame.kind} with {frame.length} bytes")
+            else:
+                body = bytearray(frame.length)
+                self._fill(sock, memoryview(body), waiter)
+                if wire.checksum_of(body) != frame.body:
+                    raise Damaged("a frame is not what its checksum says")
+                self._notice(frame, bytes(body))
+
+    def _data(self, sock: socket.socket, frame: wire.Frame, waiter: Waiter) -> None:
+        if frame.length > self._frame:
+            raise Damaged(f"a frame of {frame.length} bytes, where they have {self._frame}")
+        fetch = self._owner.fetch_of(frame.fetch)
+        target = fetch.claim(frame) if fetch is not None else None
+        with self._landing:
+            if fetch is not None and not fetch.over:
+                self._fetch, self._target = fetch, target
+        done = 0
+        while done < frame.length:
+            with self._landing:
+                if self._target is None:
+                    received = _receive_some(sock, self._nowhere(frame.length - done))
+                else:
+                    received = _receive_some(sock, self._target[done:])
+            if received:
+                done += received
+            elif not waiter.wait(self._io_timeout):
+                raise Cut("nothing came from the peer for too long")
+        with self._landing:
+            target, self._target, self._fetch = self._target, None, None
+            right = target is None or wire.checksum_of(target) == frame.body
+        if not right:
+            raise Damaged("the bytes of a block are not what their checksum says")
+        if target is not None and fetch is not None:
+            self.landed = True
+            fetch.landed(frame)
+
+    def _nowhere(self, nbytes: int) -> memoryview:
+        """Where bytes go that nobody wants any more."""
+        if not self._drain:
+            self._drain = bytearray(self._frame)
+        return memoryview(self._drain)[:nbytes]
+
+    def _notice(self, frame: wire.Frame, body: bytes) -> None:
+        if frame.kind == wire.BEAT:
+            if frame.bind != self._beat:
+                raise Damaged("a beat of another channel")
+            return
+        fetch = self._owner.fetch_of(frame.fetch)
+        if frame.kind == wire.ENDED:
+            self._owner.ended(self, frame.fetch)
+        elif fetch is None:
+            return
+        elif frame.kind == wire.GONE and not body:
+            self.landed = True
+            fetch.gone(frame)
+        elif frame.kind == wire.END and len(body) == wire.DIGEST_BYTES:
+            fetch.end(frame, body)
+        elif frame.kind == wire.ERROR:
+            fetch.refuse(frame, wire.unpack_error(body))
+        else:
+            raise Damaged(f"a frame of kind {frame.kind} with {len(body)} bytes")
+
+    def _fill(self, sock: socket.socket, memory: memoryview, waiter: Waiter) -> None:
+        while memory:
+            received = _receive_some(sock, memory)
+            if received:
+                memory = memory[received:]
+            elif not waiter.wait(self._io_timeout):
+                raise Cut("nothing came from the peer for too long")
+
+
+def _receive_some(sock: socket.socket, memory: memoryview) -> int:
+    """How many bytes were there; 0: none yet. Raises `Cut`."""
+    try:
+        received = sock.recv_into(memory)
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        raise broken(error) from error
+    if not received:
+        raise Cut("the peer closed the connection")
+    return received
