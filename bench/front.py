@@ -10,7 +10,7 @@ sockets, in a process of its own, keeps so many streams open at once. Then:
   the engine itself costs is measured by running it alone, without frontend or message plane, in this process; the
   worker's figure less that is the message plane's serving side.
 - The same for a bare forwarder: a process that reads as many small messages a second from one connection, and writes
-  each to the connection of its stream, with asyncio and nothing else. What it takes is the cost of waking up and of two
+  each to the connection of its stream, with uvloop and nothing else. What it takes is the cost of waking up and of two
   system calls on this machine at this moment; nothing that forwards token by token is cheaper.
 - Added time to the first token at one stream: through HTTP, less a direct call to the worker over the message plane,
   in turn.
@@ -36,6 +36,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+import uvloop
 
 from pdd_runtime.plugins.engine import DecodeEvent, DecodeRequest, ModelSpec, Sampling, Tokens
 from pdd_runtime.rpc import Greeting, connect
@@ -341,7 +342,7 @@ def measure(graph: Graph, level: Level, config: dict[str, Any], tokens: int, see
     made = level.streams * requests * tokens
     level.frontend_us.append((cpu(graph.frontends) - front) / made * 1e6)
     level.worker_us.append((cpu(graph.workers) - work) / made * 1e6)
-    level.engine_us.append(asyncio.run(alone(config, level.streams, tokens)) * 1e6)
+    level.engine_us.append(uvloop.run(alone(config, level.streams, tokens)) * 1e6)
     level.bare_us.append(asyncio.run(bare(level.streams, tokens // 2, config["token_time"])) * 1e6)
     level.tokens_per_s.append(made / seen.seconds)
     level.tokens_per_chunk.append(made / max(1, seen.events))
@@ -375,7 +376,7 @@ def main() -> None:
     parser.add_argument("--forward", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.forward:
-        asyncio.run(forward(*(int(part) for part in args.forward.split(","))))
+        uvloop.run(forward(*(int(part) for part in args.forward.split(","))))
         return
     if args.generate:
         seen = asyncio.run(generate(msgspec.json.decode(args.generate, type=Order)))

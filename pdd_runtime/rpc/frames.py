@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -90,6 +91,7 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 Frame = Hello | Call | Result | Item | End | Failure | Credit | Cancel | Ping | Bye
 
+_length = struct.Struct(">I").unpack_from
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
 # RecursionError: nesting deeper than the interpreter's stack, which only garbage or an attack has.
@@ -167,7 +169,7 @@ class FrameDecoder:
         view = memoryview(data)
         at, end = 0, len(data)
         while end - at >= HEADER:
-            length = int.from_bytes(view[at : at + HEADER], "big")
+            (length,) = _length(data, at)
             if length > self.limit:
                 raise RpcError(
                     f"the peer announced a frame of {length} bytes; the limit is {self.limit}",
