@@ -10,6 +10,8 @@ from pdd_runtime.errors import LayoutError
 from pdd_runtime.kv.cast import cast
 from pdd_runtime.kv.layout import KvLayout
 
+AT_ONCE = 1 << 18
+"""Elements that change their dtype at once: what is made in between then stays in the processor's cache."""
 _ALL, _K, _V = slice(None), slice(0, 1), slice(1, 2)
 
 
@@ -64,8 +66,12 @@ class Conversion:
         """Convert `count` tokens, from the `source_at`-th of one block to the `target_at`-th of another."""
         have = self.source.elements(source)[:, :, source_at : source_at + count]
         want = self.target.elements(target)[:, :, target_at : target_at + count]
-        for ours, theirs in self._parts:
-            cast(have[ours], self.source.dtype, want[theirs], self.target.dtype)
+        layers = self.source.layers
+        step = layers if self.source.dtype == self.target.dtype else max(1, AT_ONCE * layers // have.size)
+        for first in range(0, layers, step):
+            some, there = have[first : first + step], want[first : first + step]
+            for ours, theirs in self._parts:
+                cast(some[ours], self.source.dtype, there[theirs], self.target.dtype)
 
     def finish(self, source: memoryview, target: memoryview, tokens: int) -> None:
         """`target` has its `tokens` tokens, the last of them from `source`: its state follows, and behind a partial

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pdd_runtime.errors import LayoutError
-from pdd_runtime.kv import Conversion, KvLayout, Run, obstacle
+from pdd_runtime.kv import Conversion, KvLayout, Run, convert, obstacle
 from pdd_runtime.kv.cast import cast
 from pdd_runtime.kv.layout import DTYPE_BYTES
 
@@ -155,6 +155,12 @@ def test_any_bits_survive_a_round_trip_through_a_dtype_that_holds_them(seed: int
     blocks = [memoryview(np.random.default_rng(seed).bytes(narrow.block_bytes)) for _ in range(3)]
     back = converted(wide, narrow, converted(narrow, wide, blocks, 21), 21)
     assert back == blocks
+
+
+def test_large_blocks_are_cast_a_few_layers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "AT_ONCE", 1)
+    content, other = values(23), msgspec.structs.replace(BASE, dtype="bfloat16", rope="interleaved", tp_size=2)
+    assert converted(BASE, other, written(BASE, content), 23) == written(other, content)
 
 
 def test_v_is_not_paired() -> None:
