@@ -296,7 +296,7 @@ class EngineConformance(SamplingConformance):
             reader.cancel()
         else:
             await harness.engine.cancel("held")
-        _, pending = await asyncio.wait({reader}, timeout=5)
+        _, pending = await asyncio.wait({reader}, timeout=PATIENCE)
         assert not pending, "the stream did not end"
         with pytest.raises((asyncio.CancelledError, PddError)):
             reader.result()

@@ -261,8 +261,8 @@ class TransportConformance:
                 await transfer
 
     async def test_100_fetches_leave_no_thread_and_no_socket(self, party: Party) -> None:
-        """A third of them are cancelled. Threads and connections may be kept, but no more by the hundredth fetch than
-        by the tenth."""
+        """A third of them are cancelled. Threads and connections may be kept, but hardly more by the hundredth fetch
+        than by the tenth."""
         source, wanted = StoreSource(), sequence(8)
         source.make(wanted[:6])
         endpoint, receiver = await party("dc-a").serve(source, HOST), party("dc-b")
@@ -364,8 +364,9 @@ def _left() -> dict[str, int]:
 
 
 def _no_more(than: dict[str, int]) -> bool:
+    """But for what ten fetches at once may happen to need: a leak is of every fetch, or of every cancelled one."""
     gc.collect()
-    return all(count <= than[what] for what, count in _left().items())
+    return all(count <= than[what] + 10 for what, count in _left().items())
 
 
 async def _until(true: Callable[[], bool], otherwise: Callable[[], str], seconds: float = 5.0) -> None:

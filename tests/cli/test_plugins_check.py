@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,18 @@ def test_suites_that_cannot_be_imported_are_a_problem(check: Check) -> None:
     assert "its conformance suites needy cannot be imported" in report["problems"][0]["what"]
 
 
-def test_the_report_is_readable(cli: Cli) -> None:
-    done = cli("plugins", "check", "pdd-torch")
-    assert done.code == (0 if "passed" in done.out else 1)
-    assert "engine torch" in done.out
+def test_the_report_is_readable(cli: Cli, check: Check, tmp_path: Path) -> None:
+    check("good")
+    done = cli("plugins", "check", "plug-good", env={"PYTHONPATH": str(tmp_path)})
+    assert done.code == 0
+    assert "handoff strategy good" in done.out
+    assert "passed" in done.out
+
+
+@pytest.mark.parametrize("name", ["builtin", "torch"])
+def test_the_suites_that_are_shipped_can_be_found(name: str) -> None:
+    (suite,) = entry_points(group="pdd_runtime.conformance", name=name)
+    assert suite.load()
 
 
 def test_an_unknown_distribution_is_2_and_names_the_nearest(cli: Cli) -> None:

@@ -203,7 +203,7 @@ def test_its_numbers_agree_with_a_stopwatch_on_the_wire(cli: Cli, url: str) -> N
         # The client asks before the wire carries it, and has a token after: its times cannot be shorter. How much
         # longer they may be is only what a busy machine makes of it.
         here, there = graph[metric]["mean"], statistics.mean(values)
-        assert there <= here <= there + 0.25, metric
+        assert there <= here <= there + 0.4, metric
     assert graph["ttft"]["mean"] >= 600 / PREFILL_RATE * 0.9
     assert graph["tpot"]["mean"] == pytest.approx(
         statistics.mean((seen.tokens[-1] - seen.tokens[0]) / 24 for seen in tap.seen), abs=0.01

@@ -90,7 +90,7 @@ def every_key() -> list[Key]:
 async def check(state: Path, source: str, keys: list[Key], plan: list[tuple[str, int]], *extra: str) -> dict[str, int]:
     """Compare the four graphs, and on PDD each (strategy, handoff point) of `plan`."""
     model = (f"spec.model.source={source}", EXACT, *extra)
-    longest = max(HANDOFFS) + 1 + BEHIND
+    longest = max(SHORT, *(relay_tokens + 1 + BEHIND for _, relay_tokens in plan))
     handoffs: dict[str, int] = {}
     with Stack("aggregated", state / "agg", *model) as stack:
         expected, _ = await answers(stack, keys, longest)

@@ -8,6 +8,7 @@ from pdd_tcp.transport import TcpTransport
 from pydantic import BaseModel
 
 from pdd_runtime.plugins.transport import BlockSink, Subscription, TransferReport
+from pdd_runtime.testing import transport_suite
 from pdd_runtime.testing.transport_suite import TransportConformance
 from tests.testing.outcomes import outcomes
 
@@ -37,7 +38,8 @@ class Hoarder(TcpTransport):
             raise RuntimeError("something failed") from error
 
 
-def test_the_suite_finds_what_breaks_the_contract() -> None:
+def test_the_suite_finds_what_breaks_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_suite, "PATIENCE", 3.0)
     failed = outcomes(Hoarder).failed
     assert {
         "test_blocks_arrive_whole_and_once",
