@@ -137,10 +137,10 @@ class LlamaCppRunner(Runner):
     def _compute(self, chunks: Sequence[Chunk]) -> list[Logits | None]:
         self._make_room(chunks)
         try:
-            parts = [Part(self._bring(chunk), chunk.tokens, chunk.start, chunk.samples) for chunk in chunks]
+            parts = [Part(self.bring(chunk), chunk.tokens, chunk.start, chunk.samples) for chunk in chunks]
             logits = self._open_context.decode(parts)
             for chunk, part in zip(chunks, parts, strict=True):
-                self._save(chunk, part.sequence)
+                self.save(chunk, part.sequence)
         except EngineError:
             self.forget([chunk.sequence for chunk in chunks])
             raise
@@ -157,7 +157,7 @@ class LlamaCppRunner(Runner):
             self.forget([sequence])
             room += tokens
 
-    def _bring(self, chunk: Chunk) -> int:
+    def bring(self, chunk: Chunk) -> int:
         """Have the KV before a chunk in the cells; returns the number it has there."""
         held = self._held.get(chunk.sequence)
         if held is not None and held.tokens == chunk.start:
@@ -172,7 +172,7 @@ class LlamaCppRunner(Runner):
             self._open_context.forget(self._transit)
         return number
 
-    def _save(self, chunk: Chunk, number: int) -> None:
+    def save(self, chunk: Chunk, number: int) -> None:
         """Write the KV of a chunk into its blocks."""
         self._open_context.share(number, self._transit, chunk.start, chunk.end)
         state = self._open_context.read(self._transit)
