@@ -206,8 +206,8 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode) and value is not None:
             why = f"YAML reads {node.value} as {value!r}".replace("True", "true").replace("False", "false")
             raise self._error("a key must be text", node, why=why, fix=f'write "{node.value}" in quotes')
-        kinds = {yaml.MappingNode: "a mapping", yaml.SequenceNode: "a list"}
-        why = f"this one is {kinds.get(type(node), 'empty')}"
+        kind = {yaml.MappingNode: "a mapping", yaml.SequenceNode: "a list", yaml.ScalarNode: "empty"}[type(node)]
+        why = f"this one is {kind}"
         fix = "write a name before the colon; what has braces, as a template's {{ name }}, goes in quotes"
         raise self._error("a key must be text", node, why=why, fix=fix)
 
