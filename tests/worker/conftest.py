@@ -250,6 +250,36 @@ class Pair:
             assert isinstance(seen[0], Fetching)
             yield seen
 
+    async def bring(self, tokens: Sequence[int], request_id: str = "r") -> int:
+        """Fetch, let go at once, and return how many tokens came to be here."""
+        async with self.fetching(tokens, request_id) as events:
+            assert isinstance(events[-1], Fetched)
+            return events[-1].cached_tokens
+
+    async def close_at_random(self, dice: random.Random, rounds: int, longest: int) -> None:
+        """Fetches of up to `longest` tokens, four at a time, each perhaps closed at some moment while its blocks are
+        made. What is here in the end is right."""
+
+        async def one(number: int) -> None:
+            start = dice.randrange(4) * 1000
+            tokens = range(start, start + dice.randrange(1, longest))
+            with self.there.activity.publishing(f"r{number}"):
+                fetch = asyncio.create_task(self.bring(tokens, f"r{number}"))
+                for index in range(len(self.there.blocks(tokens))):
+                    self.there.publish(tokens, index, index + 1)
+                    await asyncio.sleep(dice.random() * 0.004)
+                    if dice.random() < 0.2:
+                        fetch.cancel()
+            if dice.random() < 0.5:
+                fetch.cancel()
+            await asyncio.wait({fetch})
+            if not fetch.cancelled() and fetch.exception() is None:
+                assert fetch.result() == len(tokens)
+            assert self.here.bytes_right(tokens)
+
+        for _ in range(rounds):
+            await asyncio.gather(*(one(number) for number in range(4)))
+
     async def unused(self) -> None:
         await self.here.unused()
         await self.there.unused()

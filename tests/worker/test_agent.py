@@ -42,19 +42,13 @@ async def test_blocks_come_whole_and_are_held_until_the_stream_is_closed(pair: A
 
 async def test_blocks_come_while_the_request_still_makes_them(pair: Any) -> None:
     with pair.there.activity.publishing("r"):
-        fetch = asyncio.create_task(bring(pair))
+        fetch = asyncio.create_task(pair.bring(TOKENS))
         for index in range(7):
             await until(lambda: pair.there.source.feeds == 1)
             pair.there.publish(TOKENS, index, index + 1)
             await until(lambda count=index + 1: len(list(pair.here.store.names())) == count)
         assert await fetch == len(TOKENS)
     await pair.unused()
-
-
-async def bring(pair: Any, tokens: tuple[int, ...] = TOKENS, request_id: str = "r") -> int:
-    """Fetch, let go at once, and return how many tokens came to be here."""
-    async with pair.fetching(tokens, request_id) as events:
-        return fetched(events).cached_tokens
 
 
 async def test_what_is_here_is_not_moved_again(pair: Any) -> None:
@@ -97,7 +91,7 @@ async def test_blocks_that_never_come_leave_the_part_before_them(pair: Any) -> N
 async def test_the_end_of_a_request_ends_the_wait_for_its_blocks(pair: Any) -> None:
     with pair.there.activity.publishing("r") as published:
         pair.there.publish(TOKENS, 0, 2)
-        fetch = asyncio.create_task(bring(pair))
+        fetch = asyncio.create_task(pair.bring(TOKENS))
         await until(lambda: len(list(pair.here.store.names())) == 2)
         assert not fetch.done()
         # A held stream stays open after it has published its last block.
@@ -117,7 +111,7 @@ async def test_a_request_that_never_comes_is_waited_for_only_so_long(pair: Any, 
 
 
 async def test_a_request_that_comes_late_is_fed(pair: Any) -> None:
-    fetch = asyncio.create_task(bring(pair))
+    fetch = asyncio.create_task(pair.bring(TOKENS))
     await until(lambda: pair.there.source.feeds == 1)
     with pair.there.activity.publishing("r"):
         pair.there.publish(TOKENS)
@@ -161,7 +155,7 @@ async def test_progress_is_not_told_of_every_block(pair: Any, monkeypatch: pytes
 async def test_a_fetch_waits_for_room(pair: Any) -> None:
     pair.there.publish(TOKENS)
     taken = pair.here.store.allocate(28)
-    fetch = asyncio.create_task(bring(pair))
+    fetch = asyncio.create_task(pair.bring(TOKENS))
     await asyncio.sleep(0.05)
     assert pair.transport.fetches == 0
     pair.here.store.release(taken[:3])
@@ -194,9 +188,9 @@ async def test_two_fetches_of_the_same_blocks_move_them_once(pair: Any) -> None:
     longer = (*TOKENS[:24], 7, 8, 9, 10, 11)
     pair.there.publish(longer, 6)
     pair.transport.gated = True
-    first = asyncio.create_task(bring(pair))
+    first = asyncio.create_task(pair.bring(TOKENS))
     await until(lambda: pair.transport.fetches == 1)
-    second = asyncio.create_task(bring(pair, longer, "s"))
+    second = asyncio.create_task(pair.bring(longer, "s"))
     await asyncio.sleep(0.02)
     assert pair.transport.fetches == 1
     pair.transport.gate.release(20)
@@ -210,9 +204,9 @@ async def test_two_fetches_of_the_same_blocks_move_them_once(pair: Any) -> None:
 async def test_the_second_takes_over_when_the_first_is_closed(pair: Any) -> None:
     pair.there.publish(TOKENS)
     pair.transport.gated = True
-    first = asyncio.create_task(bring(pair))
+    first = asyncio.create_task(pair.bring(TOKENS))
     await until(lambda: pair.transport.fetches == 1)
-    second = asyncio.create_task(bring(pair, TOKENS, "s"))
+    second = asyncio.create_task(pair.bring(TOKENS, "s"))
     pair.transport.gate.release(2)
     await until(lambda: len(list(pair.here.store.names())) == 2)
     first.cancel()
@@ -227,9 +221,9 @@ async def test_the_second_takes_over_when_the_first_fails(pair: Any) -> None:
     pair.there.publish(TOKENS)
     pair.transport.gated = True
     pair.transport.break_after = 3
-    first = asyncio.create_task(bring(pair))
+    first = asyncio.create_task(pair.bring(TOKENS))
     await until(lambda: pair.transport.fetches == 1)
-    second = asyncio.create_task(bring(pair, TOKENS, "s"))
+    second = asyncio.create_task(pair.bring(TOKENS, "s"))
     pair.transport.gate.release(3)
     await until(lambda: len(list(pair.here.store.names())) == 3)
     pair.transport.gate.release(1)
@@ -246,7 +240,7 @@ async def test_the_second_takes_over_when_the_first_fails(pair: Any) -> None:
 async def test_a_block_that_the_engine_made_meanwhile_is_used(pair: Any) -> None:
     pair.there.publish(TOKENS)
     pair.transport.gated = True
-    fetch = asyncio.create_task(bring(pair))
+    fetch = asyncio.create_task(pair.bring(TOKENS))
     await until(lambda: pair.transport.fetches == 1)
     pair.here.publish(TOKENS, 0, 3)
     pair.transport.gate.release(20)
@@ -328,7 +322,7 @@ async def drain(events: Any) -> None:
 async def test_a_cancelled_transfer_keeps_its_memory_until_it_has_ended(pair: Any) -> None:
     pair.there.publish(TOKENS)
     pair.transport.gated, pair.transport.linger = True, threading.Event()
-    fetch = asyncio.create_task(bring(pair))
+    fetch = asyncio.create_task(pair.bring(TOKENS))
     await until(lambda: pair.transport.fetches == 1)
     fetch.cancel()
     await until(pair.transport.lingering.is_set)
@@ -344,35 +338,15 @@ async def test_a_cancelled_transfer_keeps_its_memory_until_it_has_ended(pair: An
 
 @pytest.mark.parametrize("wait_for_room", [False, True])
 async def test_fetches_closed_at_random_moments_leave_nothing(pair: Any, wait_for_room: bool) -> None:
-    dice = random.Random(11)
     taken = pair.here.store.allocate(27) if wait_for_room else []
-
-    async def one(number: int) -> None:
-        start = dice.randrange(4)
-        tokens = range(start * 1000, start * 1000 + dice.randrange(1, 20))
-        with pair.there.activity.publishing(f"r{number}"):
-            fetch = asyncio.create_task(bring(pair, tuple(tokens), f"r{number}"))
-            for index in range(len(chain(pair.there.root, tokens, 4))):
-                pair.there.publish(tokens, index, index + 1)
-                await asyncio.sleep(dice.random() * 0.004)
-                if dice.random() < 0.2:
-                    fetch.cancel()
-        if dice.random() < 0.5:
-            fetch.cancel()
-        await asyncio.wait({fetch})
-        if not fetch.cancelled() and fetch.exception() is None:
-            assert fetch.result() == len(tokens)
-        assert pair.here.bytes_right(tokens)
-
-    for _ in range(25):
-        await asyncio.gather(*(one(number) for number in range(4)))
+    await pair.close_at_random(random.Random(11), rounds=25, longest=20)
     pair.here.store.release(taken)
     await pair.unused()
 
 
 async def test_closing_the_agent_ends_fetches_and_feeds(pair: Any) -> None:
     pair.there.publish(TOKENS, 0, 2)
-    fetch = asyncio.create_task(bring(pair))
+    fetch = asyncio.create_task(pair.bring(TOKENS))
     await until(lambda: len(list(pair.here.store.names())) == 2)
     await pair.there.agent.close()
     with pytest.raises(Exception, match="closed"):

@@ -114,13 +114,8 @@ async def test_a_block_is_there_as_soon_as_it_is_covered(halves: Any) -> None:
     def here() -> int:
         return len(list(halves.here.store.names()))
 
-    async def bring() -> int:
-        async with halves.fetching(TOKENS) as events:
-            assert any(isinstance(event, FetchProgress) for event in events)
-            return int(events[-1].cached_tokens)
-
     with halves.there.activity.publishing("r"):
-        fetch = asyncio.create_task(bring())
+        fetch = asyncio.create_task(halves.bring(TOKENS))
         await until(lambda: halves.there.source.feeds == 1)
         for index in range(7):
             halves.there.publish(TOKENS, index, index + 1)
@@ -244,14 +239,14 @@ async def test_no_memory_to_land_in_by_the_deadline_is_a_capacity_error(make_pai
         others = [tuple(range(start, start + 20)) for start in (1000, 2000, 3000)]
         for tokens in (TOKENS, *others):
             pair.there.publish(tokens)
-        held = [asyncio.create_task(_bring(pair, tokens, "r")) for tokens in others]
+        held = [asyncio.create_task(pair.bring(tokens, "r")) for tokens in others]
         await until(lambda: pair.transport.fetches == 3 * converting.AHEAD)
         with pytest.raises(CapacityError, match=r"could land came in time\n.* have 3072 of 3072"):
             async with pair.fetching(TOKENS, timeout=0.2):
                 pass
         pair.transport.gate.release(100)
         assert await asyncio.gather(*held) == [20] * 3
-        assert await _bring(pair, TOKENS, "r") == len(TOKENS)
+        assert await pair.bring(TOKENS, "r") == len(TOKENS)
         await pair.unused()
 
 
@@ -262,7 +257,7 @@ async def test_short_fetches_do_not_wait_behind_long_ones(make_pair: MakePair, m
         pair.there.publish(short)
         with pair.there.activity.publishing("long"):
             elephants = [
-                asyncio.create_task(_bring(pair, tuple(range(n, n + 250)), "long")) for n in (5000, 6000, 7000, 8000)
+                asyncio.create_task(pair.bring(tuple(range(n, n + 250)), "long")) for n in (5000, 6000, 7000, 8000)
             ]
             await until(lambda: pair.transport.fetches == 6)
             async with pair.fetching(short) as events:
@@ -270,11 +265,6 @@ async def test_short_fetches_do_not_wait_behind_long_ones(make_pair: MakePair, m
             assert not any(elephant.done() for elephant in elephants)
         assert await asyncio.gather(*elephants) == [0] * 4
         await pair.unused()
-
-
-async def _bring(pair: Any, tokens: tuple[int, ...], request_id: str) -> int:
-    async with pair.fetching(tokens, request_id) as events:
-        return int(events[-1].cached_tokens)
 
 
 async def test_a_broken_transfer_keeps_what_was_converted(halves: Any) -> None:
@@ -290,31 +280,11 @@ async def test_a_broken_transfer_keeps_what_was_converted(halves: Any) -> None:
 
 
 async def test_fetches_closed_at_random_moments_leave_nothing(make_pair: MakePair, make_side: Any) -> None:
-    dice = random.Random(17)
     here = make_side(
         layout=msgspec.structs.replace(BASE, block_size=7, tp_size=2), blocks=24, staging=16 * BASE.block_bytes
     )
     async with make_pair(here, make_side(layout=BASE, blocks=200)) as pair:
-
-        async def one(number: int) -> None:
-            start = dice.randrange(4)
-            tokens = tuple(range(start * 1000, start * 1000 + dice.randrange(1, 60)))
-            with pair.there.activity.publishing(f"r{number}"):
-                fetch = asyncio.create_task(_bring(pair, tokens, f"r{number}"))
-                for index in range(len(pair.there.blocks(tokens))):
-                    pair.there.publish(tokens, index, index + 1)
-                    await asyncio.sleep(dice.random() * 0.003)
-                    if dice.random() < 0.1:
-                        fetch.cancel()
-            if dice.random() < 0.5:
-                fetch.cancel()
-            await asyncio.wait({fetch})
-            if not fetch.cancelled() and fetch.exception() is None:
-                assert fetch.result() == len(tokens)
-            assert pair.here.bytes_right(tokens)
-
-        for _ in range(15):
-            await asyncio.gather(*(one(number) for number in range(4)))
+        await pair.close_at_random(random.Random(17), rounds=15, longest=60)
         await pair.unused()
         assert here.agent._converter.staged == 0
 
