@@ -2,9 +2,10 @@
 
     python bench/transport_rdma.py [--blocks 1000] [--block-kib 256] [--repeats 15] [--tls all]
 
-Two processes. Raw is one NIXL transfer of all the blocks, prepared before the clock starts: WRITE, and READ, which is
+Raw is one NIXL transfer of all the blocks, prepared before the clock starts: WRITE, and READ, which is
 what the transport does. The transport's time is that of a whole fetch on a connection that is there: subscription,
-offers, reads, checksums on both sides, blocks given back. The ways take turns, and medians are printed.
+offers, reads, checksums on both sides, blocks given back. Reader and sender are processes of their own, raw NIXL's
+other end is another. The ways take turns; medians are printed, and quartiles of the ratio to the same turn's WRITE.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import multiprocessing
 import statistics
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -30,13 +32,18 @@ from pdd_runtime.kv import BlockStore, KvLayout, chain, seed
 from pdd_runtime.plugins.transport import Subscription, Wanted
 from pdd_runtime.testing.kv_parties import SECRET, Context
 
-CHECKED, UNCHECKED = "rdma", "rdma, checksums off"
+WAYS: dict[str, dict[str, Any]] = {
+    "rdma": {"readers": 2},
+    "  checksums off": {"readers": 2, "checksums": False},
+    "  1 reader": {"readers": 1},
+    "  1 reader, checksums off": {"readers": 1, "checksums": False},
+}
 
 
 class Run(NamedTuple):
     seconds: float
-    cpu_here: float
-    cpu_there: float
+    cpu: float
+    """Seconds of both sides."""
 
 
 def filled(layout: KvLayout, blocks: int) -> BlockStore:
@@ -53,53 +60,56 @@ def raw(config: RdmaConfig, store: BlockStore, name: str) -> Agent:
     return agent
 
 
-def there(pipe: Connection, config: RdmaConfig, layout: KvLayout, blocks: int) -> None:
-    """The other process: its blocks are read, and written."""
+def raw_end(pipe: Connection, config: RdmaConfig, layout: KvLayout, blocks: int) -> None:
+    """The process whose memory raw NIXL reads and writes. It is called often while a transfer runs, and sleeps else."""
     store = filled(layout, blocks)
     agent = raw(config, store, "there")
+    pipe.send((agent.get_agent_metadata(), Region.of(store.buffer())))
+    while pipe.recv() != "end":
+        while not pipe.poll(0.0002):
+            agent.get_new_notifs()
+        pipe.recv()
+        pipe.send(cpu())
+
+
+def sender(pipe: Connection, config: RdmaConfig, layout: KvLayout, blocks: int) -> None:
+    """The process that the transport fetches from."""
+    store = filled(layout, blocks)
 
     async def serve() -> None:
         transport = RdmaTransport(config, Context("there", memory=store.buffer()))
-        endpoint = await transport.serve(Source(store), "127.0.0.1")
-        pipe.send((endpoint, agent.get_agent_metadata(), Region.of(store.buffer())))
-        while True:
-            if not await asyncio.to_thread(pipe.poll, 0.02):
-                agent.get_new_notifs()
-            elif pipe.recv() == "cpu":
-                pipe.send(cpu())
-            else:
-                break
+        pipe.send(await transport.serve(Source(store), "127.0.0.1"))
+        while await asyncio.to_thread(pipe.recv) != "end":
+            await asyncio.to_thread(pipe.recv)
+            pipe.send(cpu())
         await transport.close()
 
     asyncio.run(serve())
 
 
-async def compare(pipe: Connection, config: RdmaConfig, layout: KvLayout, blocks: int, repeats: int) -> None:
+async def compare(
+    raw_pipe: Connection, pipe: Connection, config: RdmaConfig, layout: KvLayout, blocks: int, repeats: int
+) -> dict[str, list[Run]]:
     size = layout.block_bytes
     store = filled(layout, blocks)
     agent = raw(config, store, "here")
-    endpoint, metadata, region = pipe.recv()
+    metadata, region = raw_pipe.recv()
+    endpoint = pipe.recv()
     agent.add_remote_agent(metadata)
     ours = agent.prep_xfer_dlist("", Region.of(store.buffer()).blocks(size), "DRAM")
     theirs = agent.prep_xfer_dlist("there", region.blocks(size), "DRAM")
     every = np.arange(blocks, dtype=np.int32)
 
-    def raw_transfer(operation: str) -> Callable[[], Awaitable[None]]:
-        async def transfer() -> None:
-            handle = agent.make_prepped_xfer(operation, ours, every, theirs, every)
-            state = agent.transfer(handle)
-            while state == "PROC":
-                state = agent.check_xfer_state(handle)
-            assert state == "DONE"
-            handle.release()
-
-        return transfer
+    async def raw_transfer(operation: str) -> None:
+        handle = agent.make_prepped_xfer(operation, ours, every, theirs, every)
+        state = agent.transfer(handle)
+        while state == "PROC":
+            state = agent.check_xfer_state(handle)
+        assert state == "DONE"
+        handle.release()
 
     context = Context("here", memory=store.buffer())
-    transports = {
-        CHECKED: RdmaTransport(config, context),
-        UNCHECKED: RdmaTransport(config.model_copy(update={"checksums": False}), context),
-    }
+    transports = {name: RdmaTransport(config.model_copy(update=way), context) for name, way in WAYS.items()}
     named = chain(seed("bench", "bench"), range(blocks * layout.block_size), layout.block_size)
     subscription = Subscription(
         request_id="bench",
@@ -110,40 +120,39 @@ async def compare(pipe: Connection, config: RdmaConfig, layout: KvLayout, blocks
         cluster="here",
         secret=SECRET,
     )
-
-    def fetch(transport: RdmaTransport) -> Callable[[], Awaitable[Any]]:
-        return lambda: transport.fetch(endpoint, subscription, Sink(store))
-
-    ways = {"raw WRITE": raw_transfer("WRITE"), "raw READ": raw_transfer("READ")}
-    ways |= {name: fetch(transport) for name, transport in transports.items()}
+    ways: dict[str, tuple[Connection, Callable[[], Awaitable[Any]]]] = {
+        f"raw {operation}": (raw_pipe, partial(raw_transfer, operation)) for operation in ("WRITE", "READ")
+    }
+    for name, transport in transports.items():
+        ways[name] = pipe, partial(transport.fetch, endpoint, subscription, Sink(store))
     runs: dict[str, list[Run]] = defaultdict(list)
+    spent = dict.fromkeys((raw_pipe, pipe), 0.0)
     for repeat in range(repeats + 1):
-        for name, way in ways.items():
-            pipe.send("cpu")
-            before, cpu_before, begun = pipe.recv(), cpu(), now()
+        for name, (other, way) in ways.items():
+            other.send("begin")
+            cpu_before, begun = cpu(), now()
             await way()
             seconds, cpu_here = now() - begun, cpu() - cpu_before
-            pipe.send("cpu")
+            other.send("done")
+            cpu_there, spent[other] = -spent[other], other.recv()
             if repeat:  # The first is for connecting.
-                runs[name].append(Run(seconds, cpu_here, pipe.recv() - before))
-            else:
-                pipe.recv()
+                runs[name].append(Run(seconds, cpu_here + cpu_there + spent[other]))
+    raw_pipe.send("end")
     pipe.send("end")
     for transport in transports.values():
         await transport.close()
-    report(runs, size * blocks, f"{blocks} blocks of {size >> 10} KiB, UCX_TLS={config.tls}")
+    return runs
 
 
-def report(runs: dict[str, list[Run]], size: int, title: str) -> None:
-    print(f"{title}, {len(runs[CHECKED])} repeats, medians")
-    print(f"{'way':24}{'GB/s':>8}{'of raw WRITE':>14}{'quartiles':>14}{'CPU-s/GB':>10}")
+def report(runs: dict[str, list[Run]], size: int) -> None:
+    print(f"{'way':30}{'GB/s':>8}{'of raw WRITE':>14}{'quartiles':>14}{'CPU-s/GB':>10}")
     base = [run.seconds for run in runs["raw WRITE"]]
     for name, each in runs.items():
-        seconds = statistics.median(run.seconds for run in each)
-        used = statistics.median(run.cpu_here + run.cpu_there for run in each) / size * 1e9
-        ratios = [theirs / run.seconds for theirs, run in zip(base, each, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"{name:24}{size / seconds / 1e9:8.2f}{middle:14.2f}{low:8.2f} {high:5.2f}{used:10.3f}")
+        seconds, used = (statistics.median(run[column] for run in each) for column in range(2))
+        low, middle, high = statistics.quantiles(
+            (theirs / run.seconds for theirs, run in zip(base, each, strict=True)), n=4
+        )
+        print(f"{name:30}{size / seconds / 1e9:8.2f}{middle:14.2f}{low:8.2f} {high:5.2f}{used / size * 1e9:10.3f}")
 
 
 def main() -> None:
@@ -158,11 +167,17 @@ def main() -> None:
     )
     config = RdmaConfig(tls=options.tls)
     spawn = multiprocessing.get_context("spawn")
-    here, other = spawn.Pipe()
-    process = spawn.Process(target=there, args=(other, config, layout, options.blocks), daemon=True)
-    process.start()
-    asyncio.run(compare(here, config, layout, options.blocks, options.repeats))
-    process.join()
+    pipes, processes = [], []
+    for end in (raw_end, sender):
+        here, there = spawn.Pipe()
+        pipes.append(here)
+        processes.append(spawn.Process(target=end, args=(there, config, layout, options.blocks), daemon=True))
+        processes[-1].start()
+    runs = asyncio.run(compare(pipes[0], pipes[1], config, layout, options.blocks, options.repeats))
+    for process in processes:
+        process.join()
+    print(f"{options.blocks} blocks of {options.block_kib} KiB, tls: {options.tls}, {options.repeats} turns, medians")
+    report(runs, layout.block_bytes * options.blocks)
 
 
 if __name__ == "__main__":

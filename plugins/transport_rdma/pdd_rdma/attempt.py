@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +14,8 @@ import numpy as np
 from pdd_rdma.agent_thread import NixlError
 from pdd_rdma.config import RdmaConfig
 from pdd_rdma.peers import Lost, Peer
-from pdd_rdma.reader import Landing, Reader
+from pdd_rdma.reader import Landing
+from pdd_rdma.readers import Readers
 from pdd_rdma.waiting import to_its_end
 from pdd_rdma.wire import FEED, TAKEN, Ask, Offer, Offered, Taken, checksum
 from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, PddError, leaves
@@ -49,14 +49,15 @@ class Attempt:
         numbers: Sequence[int],
         sink: BlockSink,
         settle: Settle,
-        reader: Reader,
-        checker: ThreadPoolExecutor,
+        readers: Readers,
         config: RdmaConfig,
     ) -> None:
-        """`checker` is where blocks are hashed, and the sink is told."""
         self._subscription, self._numbers, self._sink, self._settle = subscription, numbers, sink, settle
-        self._reader, self._checker, self._checksums = reader, checker, config.checksums
-        self._memory = [sink.memory(number).cast("B") for number in numbers]
+        self._readers, self._checksums = readers, config.checksums
+        self._memory = [sink.memory(number) for number in numbers]
+        size = subscription.layout.block_bytes
+        if any(memory.nbytes != size for memory in self._memory):
+            raise ValueError(f"the sink has blocks of other sizes than the {size} bytes of the layout")
         self._fetch = secrets.token_bytes(16)
         self._reading = 0
         """Pieces on their way."""
@@ -72,40 +73,26 @@ class Attempt:
         # Reads take turns, so this is the weight of the fetch among others.
         pieces = asyncio.Semaphore(4 << min(max(self._subscription.priority, 0), 3))
         try:
-            async with stream, self._landing() as landing, asyncio.TaskGroup() as group:
+            async with stream, self._readers.landing(self._memory) as landings, asyncio.TaskGroup() as group:
                 async for offer in stream:
                     self.accepted = True
                     self._settle([self._numbers[index] for index in offer.gone], there=False)
                     if offer.blocks:
                         await pieces.acquire()
-                        task = group.create_task(self._take(peer, landing, offer.blocks))
+                        task = group.create_task(self._take(peer, landings, offer.blocks))
                         task.add_done_callback(lambda _: pieces.release())
         except BaseExceptionGroup as errors:
             raise _cause(errors) from None
         except _LOST as error:
             raise Lost(str(error)) from None
-
-    @asynccontextmanager
-    async def _landing(self) -> AsyncIterator[Landing]:
-        future = self._reader.land(self._memory)
-        try:
-            landing = await to_its_end(asyncio.wrap_future(future))
         except NixlError as error:
             raise Lost(f"the memory for the blocks cannot be registered: {error}") from None
-        except asyncio.CancelledError:
-            if future.exception() is None:
-                self._reader.lift(future.result())
-            raise
-        try:
-            yield landing
-        finally:
-            await to_its_end(asyncio.wrap_future(self._reader.lift(landing)))
 
-    async def _take(self, peer: Peer, landing: Landing, blocks: Sequence[Offered]) -> None:
+    async def _take(self, peer: Peer, landings: Sequence[Landing], blocks: Sequence[Offered]) -> None:
         """Read a piece, and give it back: now, or with the next."""
         self._reading += 1
         try:
-            damaged = await self._ended(asyncio.wrap_future(self._checked_read(peer, landing, blocks)))
+            damaged = await self._ended(asyncio.wrap_future(self._checked_read(peer, landings, blocks)))
         except NixlError as error:
             # What is known of the peer may not be true any more.
             await peer.connection.close()
@@ -118,30 +105,22 @@ class Attempt:
         if damaged:
             raise Damaged(f"{len(damaged)} blocks came damaged, the first is {damaged[0]}")
 
-    def _checked_read(self, peer: Peer, landing: Landing, blocks: Sequence[Offered]) -> Future[list[int]]:
-        """Read blocks, and look at them without a way over the loop; what is damaged."""
+    def _checked_read(self, peer: Peer, landings: Sequence[Landing], blocks: Sequence[Offered]) -> Future[list[int]]:
+        """Read blocks, and look at them in the thread that did; what is damaged."""
         checked: Future[list[int]] = Future()
 
         def on_read(read: Future[None]) -> None:
-            error = read.exception()
-            if error is not None:
-                checked.set_exception(error)
-            elif not self._checksums:
-                checked.set_result([])
-            else:
-                self._checker.submit(on_turn)
-
-        def on_turn() -> None:
             try:
-                checked.set_result(self._check(blocks))
+                read.result()
+                checked.set_result(self._check(blocks) if self._checksums else [])
             except BaseException as error:
                 checked.set_exception(error)
 
-        self._reader.read(
+        self._readers.read(
             peer.remote,
             self._subscription.layout.block_bytes,
             np.array([block.number for block in blocks], np.int32),
-            landing,
+            landings,
             np.array([block.index for block in blocks], np.int32),
         ).add_done_callback(on_read)
         return checked
@@ -159,7 +138,7 @@ class Attempt:
         await asyncio.wait({read}, timeout=STUCK)
         if not read.done():
             log.warning("request %s: a read does not end: all begin again", self._subscription.request_id)
-            await asyncio.wrap_future(self._reader.rebuild())
+            await self._readers.rebuild()
             await asyncio.wait({read})
         read.exception()  # Asked for: it is no forgotten error.
 
@@ -173,7 +152,7 @@ class Attempt:
         except PddError as error:
             raise Lost(str(error)) from None
         if not self._checksums:
-            await to_its_end(asyncio.get_running_loop().run_in_executor(self._checker, self._check, blocks))
+            await to_its_end(asyncio.wrap_future(self._readers.submit(lambda: self._check(blocks))))
 
     def _check(self, blocks: Sequence[Offered]) -> list[int]:
         """Tell the sink what is right; the positions of what is not."""

@@ -17,6 +17,9 @@ class RdmaConfig(BaseModel, frozen=True, extra="forbid"):
     """RDMA devices by name (`mlx5_0`); empty: every one there is."""
     progress_thread: bool = False
     """Have NIXL run a thread of its own beside ours. It takes a core: leave it off where cores are few."""
+    readers: int | None = Field(default=None, ge=1, le=16)
+    """Agents that read, with a thread each; each registers the worker's memory. Unset: one, as a device needs no more,
+    or two where `tls` says that a processor may do it, as in shared memory."""
     checksums: bool = True
     """Hash every block on both sides before it counts as received. Without, a block counts once the sender has said
     that it was held until it had been read, which costs a round trip for each piece."""
@@ -26,3 +29,8 @@ class RdmaConfig(BaseModel, frozen=True, extra="forbid"):
     """The pause before the first new attempt; it doubles while attempts bring nothing."""
     retry_delay_max: Duration = Field(default=1.0, gt=0.0)
     """Where the doubling ends."""
+
+    @property
+    def agents(self) -> int:
+        """That read."""
+        return self.readers or (2 if self.tls else 1)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from pdd_rdma.attempt import Attempt, Damaged
 from pdd_rdma.config import RdmaConfig
 from pdd_rdma.peers import Lost, Peers
-from pdd_rdma.reader import Reader
+from pdd_rdma.readers import Readers
 from pdd_rdma.wire import BLOCKS_LIMIT
 from pdd_runtime.clock import now
 from pdd_runtime.errors import TransferError
@@ -31,13 +30,11 @@ class Fetch:
         subscription: Subscription,
         sink: BlockSink,
         config: RdmaConfig,
-        reader: Reader,
+        readers: Readers,
         peers: Peers,
-        checker: ThreadPoolExecutor,
     ) -> None:
-        """`checker` is where blocks are hashed, and the sink is told."""
         self._endpoint, self._subscription, self._sink, self._config = endpoint, subscription, sink, config
-        self._reader, self._peers, self._checker = reader, peers, checker
+        self._readers, self._peers = readers, peers
         self._until = now() + subscription.deadline
         self._missing = dict.fromkeys(range(len(subscription.blocks)))
         self._lock = threading.Lock()
@@ -108,7 +105,7 @@ class Fetch:
             blocks=tuple(self._subscription.blocks[number] for number in numbers),
             deadline=max(0.001, self._until - now()),
         )
-        attempt = Attempt(subscription, numbers, self._sink, self._settle, self._reader, self._checker, self._config)
+        attempt = Attempt(subscription, numbers, self._sink, self._settle, self._readers, self._config)
         async with self._peers.at(self._endpoint) as peer:
             try:
                 await attempt.run(peer)

@@ -11,6 +11,12 @@ import numpy as np
 from pdd_rdma.library import Rows
 
 
+def address_of(memory: memoryview) -> int:
+    if memory.readonly:
+        return np.frombuffer(memory, np.uint8).ctypes.data
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))  # In a tenth of the time.
+
+
 class Region(NamedTuple):
     """A run of bytes somewhere."""
 
@@ -19,9 +25,7 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, memory: memoryview) -> Region:
-        if memory.readonly:
-            return cls(np.frombuffer(memory, np.uint8).ctypes.data, memory.nbytes)
-        return cls(ctypes.addressof(ctypes.c_char.from_buffer(memory)), memory.nbytes)  # A tenth of the time.
+        return cls(address_of(memory), memory.nbytes)
 
     def block(self, memory: Region) -> int | None:
         """Which block of that size, counted from our beginning, `memory` is; None where it is none of ours."""

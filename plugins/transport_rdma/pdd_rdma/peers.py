@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 from pdd_rdma.agent_thread import NixlError
 from pdd_rdma.memory import MemoryType, Region
-from pdd_rdma.reader import Reader, Remote
-from pdd_rdma.waiting import to_its_end
+from pdd_rdma.reader import Remote
+from pdd_rdma.readers import Readers
 from pdd_rdma.wire import MEET, Meet, Meeting
 from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, RpcError, TransferError
 from pdd_runtime.plugins.transport import TransportContext
@@ -33,8 +33,8 @@ class Peer:
 
 
 class Peers:
-    def __init__(self, reader: Reader, context: TransportContext) -> None:
-        self._reader, self._context = reader, context
+    def __init__(self, readers: Readers, context: TransportContext) -> None:
+        self._readers, self._context = readers, context
         self._peers: dict[str, Peer] = {}
         """By endpoint, the one used last at the end."""
         self._meeting: dict[str, asyncio.Lock] = {}
@@ -45,7 +45,7 @@ class Peers:
         async with self._meeting.setdefault(endpoint, asyncio.Lock()):
             peer = self._peers.pop(endpoint, None)
             if peer is not None and peer.connection.closed:
-                self._reader.forget(peer.remote.agent)
+                self._readers.forget(peer.remote.agent)
                 peer = None
             self._peers[endpoint] = peer = peer or await self._meet(endpoint)
         peer.users += 1
@@ -78,15 +78,10 @@ class Peers:
             meeting = await connection.call(MEET, Meet(), Meeting, timeout=MEETING_SECONDS)
         except (ConnectionLost, DeadlineExceeded) as error:
             raise Lost(error.why or error.what) from None
-        met = self._reader.meet(meeting.agent, meeting.metadata)
         try:
-            await to_its_end(asyncio.wrap_future(met))
+            await self._readers.meet(meeting.agent, meeting.metadata)
         except NixlError as error:
             raise Lost(f"NIXL cannot reach {connection.where}: {error}") from None
-        except asyncio.CancelledError:
-            if met.exception() is None:
-                self._reader.forget(meeting.agent)
-            raise
         region, kind = Region(meeting.address, meeting.size), MemoryType(meeting.kind, meeting.device)
         return Peer(connection, Remote(meeting.agent, region, kind))
 
@@ -105,5 +100,5 @@ class Peers:
     async def _leave(self, endpoint: str) -> None:
         del self._meeting[endpoint]
         peer = self._peers.pop(endpoint)
-        self._reader.forget(peer.remote.agent)
+        self._readers.forget(peer.remote.agent)
         await peer.connection.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -82,22 +82,23 @@ class Reader(AgentThread):
 
         return self.submit(forget)
 
-    def land(self, blocks: Sequence[memoryview]) -> Future[Landing]:
-        """Prepare reading into `blocks`, all of one size. Those that are not all this worker's own blocks are
-        registered until `lift`."""
-        regions = [Region.of(block) for block in blocks]
-        numbers = [self._region.block(region) for region in regions]
-        size = regions[0].size
+    def land(self, addresses: NDArray[np.int64], size: int) -> Future[Landing]:
+        """Prepare reading into the blocks of `size` bytes at `addresses`. Where they are not all this worker's own
+        blocks, those that are none are registered until `lift`."""
 
         def land(agent: Agent) -> Landing:
-            if None not in numbers:
-                return Landing(self._own_list(agent, size), np.array(numbers, np.int32), own=False)
+            places, odd = np.divmod(addresses - self._region.address, size)
+            outside = (odd != 0) | (places < 0) | (places >= self._region.size // size)
+            own = self._own_list(agent, size)
+            if not outside.any():
+                return Landing(own, places.astype(np.int32), own=False)
             key = next(self._keys)
-            outside = joined(region for region, number in zip(regions, numbers, strict=True) if number is None)
-            self._own_list(agent, size)
-            self._registered[key] = agent.register_memory(rows(outside), "DRAM")
-            self._lists[key] = agent.prep_xfer_dlist("", rows(regions), "DRAM")
-            return Landing(key, np.arange(len(regions), dtype=np.int32), own=True)
+            runs = joined(Region(int(address), size) for address in addresses[outside])
+            self._registered[key] = agent.register_memory(rows(runs), "DRAM")
+            self._lists[key] = agent.prep_xfer_dlist(
+                "", rows(Region(int(address), size) for address in addresses), "DRAM"
+            )
+            return Landing(key, np.arange(len(addresses), dtype=np.int32), own=True)
 
         return self.submit(land)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 from pydantic import BaseModel
@@ -17,7 +16,7 @@ from pdd_rdma.fetch import Fetch
 from pdd_rdma.library import MakeAgent, load
 from pdd_rdma.memory import memory_type
 from pdd_rdma.peers import Peers
-from pdd_rdma.reader import Reader
+from pdd_rdma.readers import Readers
 from pdd_rdma.sender import Sender
 from pdd_rdma.waiting import to_its_end
 from pdd_runtime.errors import PluginError, TransferError
@@ -105,12 +104,11 @@ class _Own:
         self._make, self._config, self._context = make, config, context
         self._turns = asyncio.Semaphore(FETCHES)
         self._fetches: dict[Fetch, asyncio.Task[TransferReport]] = {}
-        self._checker = ThreadPoolExecutor(1, thread_name_prefix="pdd-rdma-check")
-        self._reading: tuple[Reader, Peers] | None = None
+        self._reading: tuple[Readers, Peers] | None = None
 
     async def fetch(self, endpoint: str, subscription: Subscription, sink: BlockSink) -> TransferReport:
-        reader, peers = self._readers()
-        fetch = Fetch(endpoint, subscription, sink, self._config, reader, peers, self._checker)
+        readers, peers = self._begun()
+        fetch = Fetch(endpoint, subscription, sink, self._config, readers, peers)
         late = f"the deadline of {subscription.deadline:g} s has passed"
         alarm = asyncio.get_running_loop().call_later(subscription.deadline, fetch.stop, late)
         task = asyncio.create_task(fetch.run(self._turns), name=f"rdma fetch {subscription.request_id}")
@@ -127,15 +125,14 @@ class _Own:
         if self._fetches:
             await asyncio.wait(self._fetches.values())
         if self._reading is not None:
-            reader, peers = self._reading
+            readers, peers = self._reading
             await peers.close()
-            await asyncio.to_thread(reader.close)
-        await asyncio.to_thread(self._checker.shutdown)
+            await asyncio.to_thread(readers.close)
         await self.sender.close()
 
-    def _readers(self) -> tuple[Reader, Peers]:
+    def _begun(self) -> tuple[Readers, Peers]:
         if self._reading is None:
             memory = self._context.memory
-            reader = Reader(self._make, memory, memory_type(memory), "pdd-rdma-read")
-            self._reading = reader, Peers(reader, self._context)
+            readers = Readers(self._make, memory, memory_type(memory), self._config.agents)
+            self._reading = readers, Peers(readers, self._context)
         return self._reading
