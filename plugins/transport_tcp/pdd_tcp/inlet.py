@@ -47,6 +47,8 @@ class Inlet:
         self.hello = hello
         self.landed = False
         """Whether anything came."""
+        self.greeted = False
+        """Whether the sender may know of it."""
         self._address, self._io_timeout, self._owner = address, io_timeout, owner
         self._beat = wire.Binding(hello.channel).session
         self._over = False
@@ -58,6 +60,9 @@ class Inlet:
         self._fetch: Incoming | None = None
         self._target: memoryview | None = None
         self._drain = bytearray()
+        self._header = bytearray(wire.FRAME_BYTES)
+        self._ahead = 0
+        """Bytes of the next frame's header that came with the last payload."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -119,6 +124,7 @@ class Inlet:
             sock = self._sock = socket.socket(family, socket.SOCK_STREAM)
         set_up(sock, self._io_timeout)
         self._connect(sock, address)
+        self.greeted = True
         send_all(sock, wire.pack(self.hello), self._io_timeout)
         answer = wire.unpack_answer(receive_message(sock, wire.ANSWER_LIMIT, now() + self._io_timeout))
         if isinstance(answer, wire.Refuse):
@@ -151,10 +157,11 @@ class Inlet:
     def _receive(self, sock: socket.socket) -> None:
         """Take frames until the connection ends, which it does by a `Cut`."""
         waiter = Waiter(sock, select.POLLIN)
-        header = bytearray(wire.FRAME_BYTES)
+        header = memoryview(self._header)
         while True:
-            self._fill(sock, memoryview(header), waiter)
-            frame = wire.unpack_frame(header)
+            self._fill(sock, header[self._ahead :], waiter)
+            self._ahead = 0
+            frame = wire.unpack_frame(self._header)
             if frame is None:
                 raise Damaged("a frame's header is not what its checksum says")
             if frame.kind == wire.DATA:
@@ -179,14 +186,13 @@ class Inlet:
         done = 0
         while done < frame.length:
             with self._landing:
-                if self._target is None:
-                    received = _receive_some(sock, self._nowhere(frame.length - done))
-                else:
-                    received = _receive_some(sock, self._target[done:])
+                view = self._nowhere(frame.length) if self._target is None else self._target
+                received = _receive_some(sock, view[done:] if done else view, self._header)
             if received:
                 done += received
             elif not waiter.wait(self._io_timeout):
                 raise Cut("nothing came from the peer for too long")
+        self._ahead = done - frame.length
         with self._landing:
             target, self._target, self._fetch = self._target, None, None
             right = target is None or wire.checksum_of(target) == frame.body
@@ -231,10 +237,10 @@ class Inlet:
                 raise Cut("nothing came from the peer for too long")
 
 
-def _receive_some(sock: socket.socket, memory: memoryview) -> int:
+def _receive_some(sock: socket.socket, *memory: memoryview | bytearray) -> int:
     """How many bytes were there; 0: none yet. Raises `Cut`."""
     try:
-        received = sock.recv_into(memory)
+        received = sock.recvmsg_into(memory)[0]
     except BlockingIOError:
         return 0
     except OSError as error:

@@ -53,12 +53,11 @@ class Link:
 
     def pick(self, sessions: Iterable[Session]) -> Piece | None:
         """Under the lock: the next frame of these."""
-        waiting = {each.transfer: each for each in sessions if each.blocks}
-        transfer = self._scheduler.pick(waiting)
-        if transfer is None:
+        session = self._scheduler.pick([each for each in sessions if each.blocks])
+        if session is None:
             return None
-        piece = waiting[transfer].take()
-        self._scheduler.sent(transfer, len(piece.view))
+        piece = session.take()
+        self._scheduler.sent(session, len(piece.view))
         return piece
 
     def made(self, nbytes: int) -> None:

@@ -142,6 +142,7 @@ class Outlet:
 
     def _turn(self) -> bool:
         with self._link.lock:
+            self._busy = False
             waited = self._wait()
             if self._over:
                 return False
@@ -160,8 +161,6 @@ class Outlet:
             self._supply.written(self, item)
         elif item is not None:
             self._send(item)
-        with self._link.lock:
-            self._busy = False
         return True
 
     def _wait(self) -> bool:

@@ -138,7 +138,7 @@ class Peer:
                         return functools.partial(self._live[0].send, self._cancels.popleft())
                     if self._to_subscribe:
                         return functools.partial(self._subscribe, self._live[0], self._to_subscribe.popleft())
-                else:
+                elif not self._opening:
                     self._cancels.clear()
                 if self._lacking():
                     if self._retry_at <= now():
@@ -216,6 +216,8 @@ class Peer:
                 # What refuses the first connection refuses the fetches.
                 for fetch in self._fetches:
                     fetch.fail(trouble)
+            for number in list(self._settling):
+                self._settle(number, inlet)
             if inlet.landed:
                 self._delay = self._config.retry_delay
             self._retry_at = now() + self._delay
@@ -238,10 +240,9 @@ class Peer:
             fetch.damaged()
         if number not in self._settling:
             fetch.cut()
-            self._settling[number] = {inlet, *self._live}
-            if self._live:
-                self._cancels.append(wire.Cancel(number))
-        self._settle(number, inlet)
+            # The sender may have begun to use those that it has been greeted on.
+            self._settling[number] = {inlet, *self._live, *(each for each in self._opening if each.greeted)}
+            self._cancels.append(wire.Cancel(number))
 
     def _settle(self, number: int, inlet: Inlet) -> None:
         """On this connection no more comes of a session. On none: what is missing is asked for anew."""

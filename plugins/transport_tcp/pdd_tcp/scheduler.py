@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, TypeVar
 
 STEEPEST = 16
 """Priorities beyond this count as this."""
@@ -30,6 +30,9 @@ class Transfer:
         self.weight = 2.0 ** max(-STEEPEST, min(STEEPEST, self.priority))
 
 
+T = TypeVar("T", bound=Transfer)
+
+
 class Scheduler:
     """Shortest remaining transfer first, and a share of the link for the oldest.
 
@@ -52,10 +55,10 @@ class Scheduler:
         self._fifo, self._small, self._ageing = order == "fifo", small, ageing
         self._oldest: Transfer | None = None
 
-    def pick(self, waiting: Iterable[Transfer]) -> Transfer | None:
+    def pick(self, waiting: Iterable[T]) -> T | None:
         """Of the transfers that have something to send, the one to send next."""
-        best: Transfer | None = None
-        oldest: Transfer | None = None
+        best: T | None = None
+        oldest: T | None = None
         best_key = (False, 0.0, 0.0)
         for each in waiting:
             key = (each.size > self._small, each.left / each.weight, each.since)

@@ -51,13 +51,20 @@ class Piece:
         return self.header
 
 
-class Session:
+class Session(Transfer):
     """All under the link's lock, but for what is said to be for one thread. Its pins are dropped, by closing the feed,
     when the last of its holders has let go."""
 
     def __init__(
         self, channel: bytes, asked: wire.Subscribe, subscription: Subscription, feed: Feed, frame: int
     ) -> None:
+        self._names = [block.name for block in subscription.blocks]
+        self._bytes_per_block, self._frame = subscription.layout.block_bytes, frame
+        self._per_block = wire.frames_of(self._bytes_per_block, frame)
+        self._had = {index: int.from_bytes(bits, "little") for index, bits in asked.partial.items()}
+        super().__init__(
+            sum(self._bytes(index) for index in range(len(self._names))), now() - asked.waited, subscription.priority
+        )
         self.number, self.request_id, self.feed = asked.number, asked.request_id, feed
         self.until = now() + subscription.deadline
         self.binding = wire.Binding(channel, asked.number, asked.request_id)
@@ -66,19 +73,12 @@ class Session:
         """Those with frames to hand out."""
         self.queued = 0
         """Bytes that have been fed and are not the kernel's yet."""
-        self._names = [block.name for block in subscription.blocks]
-        self._size, self._frame = subscription.layout.block_bytes, frame
-        self._per_block = wire.frames_of(self._size, frame)
-        self._had = {index: int.from_bytes(bits, "little") for index, bits in asked.partial.items()}
         self.unfed = len(self._names)
         """Blocks of which the feed has said nothing yet."""
         self._sums = array("Q", bytes(8 * self._per_block * len(self._names)))
         self._unsealed = 0
         self._unwritten = 0
         self._holders = 1
-        self.transfer = Transfer(
-            sum(self._bytes(index) for index in range(len(self._names))), now() - asked.waited, subscription.priority
-        )
 
     def hold(self) -> None:
         """Somebody more needs the feed or what it gives."""
@@ -93,11 +93,11 @@ class Session:
         """A block can be sent; returns how many frames and bytes that makes. Raises `TransferError` for a wrong
         size."""
         memory = item.memory.cast("B")
-        if len(memory) != self._size:
+        if len(memory) != self._bytes_per_block:
             raise TransferError(
                 "a block of the wrong size was to be sent",
                 where=self.request_id,
-                why=f"{len(memory)} bytes, where the receiver's layout has {self._size}",
+                why=f"{len(memory)} bytes, where the receiver's layout has {self._bytes_per_block}",
             )
         parts = deque(self._missing(item.index))
         self.unfed -= 1
@@ -112,7 +112,7 @@ class Session:
     def gone(self, index: int) -> bytes:
         """The frame that says so."""
         self.unfed -= 1
-        self.transfer.left -= self._bytes(index)
+        self.left -= self._bytes(index)
         return wire.pack_frame(wire.GONE, self.binding.block(self._names[index]), fetch=self.number, block=index)
 
     def take(self) -> Piece:
@@ -156,5 +156,5 @@ class Session:
 
     def _bytes(self, index: int) -> int:
         if index not in self._had:
-            return self._size
-        return sum(min(self._frame, self._size - part * self._frame) for part in self._missing(index))
+            return self._bytes_per_block
+        return sum(min(self._frame, self._bytes_per_block - part * self._frame) for part in self._missing(index))
