@@ -48,6 +48,7 @@ class Route:
             endpoint=self.p.member.transports["tcp"] if self.p.member else "127.0.0.1:1",
             epoch=self.p.key.epoch,
             source="prefill",
+            layout=self.p.member.info.layout if self.p.member else None,
             timeout=timeout,
         )
 
@@ -132,6 +133,27 @@ async def test_a_second_turn_moves_only_its_suffix(cluster: Any) -> None:
     assert next(event for event in decoded if isinstance(event, Extended)).computed == 1
     again, _ = await route.turn("three", longer, 1)
     assert again[0] == Fetching(blocks_cached=32, blocks_wanted=0)
+    await route.unused()
+
+
+async def test_a_long_prompt_comes_in_parts_and_in_another_layout(cluster: Any) -> None:
+    """Its 84 MB are more than one part; the engine compares what it decodes on."""
+    settings = {
+        "prefill": {"token_bytes": 65536, "kv_heads": 4, "tp_size": 4, "block_size": 16},
+        "main": {"token_bytes": 32768, "kv_heads": 4, "dtype": "bfloat16", "block_size": 24},
+    }
+    route = await start(
+        cluster,
+        *(f"{ENGINE.format(pool, key)}={value}" for pool, all in settings.items() for key, value in all.items()),
+    )
+    prompt = text(1285)
+    fetched, decoded = await route.turn("r", prompt, 20)
+    assert fetched[0] == Fetching(blocks_cached=0, blocks_wanted=54)
+    assert fetched[-1].cached_tokens == 1285
+    assert fetched[-1].report.blocks == 81
+    assert fetched[-1].report.bytes == 81 * 16 * 65536
+    assert next(event for event in decoded if isinstance(event, Extended)) == Extended(1285, 1, 1)
+    assert ids(decoded)[1:] == await _alone(route, prompt, decoded[0], 20)
     await route.unused()
 
 
