@@ -1,6 +1,6 @@
 """One end of a transfer as a process of its own.
 
-`serve TLS BLOCKS`: prints the endpoint; the blocks are there, and are fed until standard input ends.
+`serve TLS BLOCKS [MIB]`: prints the endpoint; blocks of so many MiB are there, and are fed until standard input ends.
 `fetch TLS BLOCKS ENDPOINT`: fetches them; prints `first` when one has come, and `ok` when all have.
 """
 
@@ -13,15 +13,22 @@ import msgspec
 from pdd_rdma.config import RdmaConfig
 from pdd_rdma.transport import RdmaTransport
 
+from pdd_runtime.kv import KvLayout
 from pdd_runtime.testing.kv_parties import LAYOUT, Context, StoreSink, StoreSource, sequence, subscription
 
-LARGE = msgspec.structs.replace(LAYOUT, layers=128)
-"""Blocks of 1 MiB."""
+
+def of(mebibytes: int) -> KvLayout:
+    """The layout of blocks of that size."""
+    return msgspec.structs.replace(LAYOUT, layers=128 * mebibytes)
 
 
-async def serve(config: RdmaConfig, blocks: int) -> None:
-    source = StoreSource(LARGE, blocks)
-    source.make(sequence(blocks, LARGE))
+LARGE = of(1)
+
+
+async def serve(config: RdmaConfig, blocks: int, mebibytes: str = "1") -> None:
+    layout = of(int(mebibytes))
+    source = StoreSource(layout, blocks)
+    source.make(sequence(blocks, layout))
     transport = RdmaTransport(config, Context("dc-a", memory=source.store.buffer()))
     print(await transport.serve(source, "127.0.0.1"), flush=True)
     await asyncio.to_thread(sys.stdin.read)

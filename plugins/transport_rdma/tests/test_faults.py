@@ -12,10 +12,11 @@ import pytest
 from pdd_rdma.transport import RdmaTransport
 from pdd_rdma.wire import Offered
 from rdma_liar import liar
-from rdma_peer import LARGE
+from rdma_peer import LARGE, of
 from rdma_processes import peer
 
 from pdd_runtime.errors import TransferError
+from pdd_runtime.kv import KvLayout
 from pdd_runtime.testing.kv_parties import StoreSink, StoreSource, sequence, subscription
 from pdd_runtime.testing.tcp_proxy import Fault, TcpProxy
 
@@ -27,10 +28,10 @@ PATIENCE = 40.0
 class Watched(StoreSink):
     """Says when its first block is there."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, layout: KvLayout = LARGE) -> None:
         loop, self.first = asyncio.get_running_loop(), asyncio.Event()
         super().__init__(
-            sequence(blocks, LARGE), LARGE, on_done=lambda index: loop.call_soon_threadsafe(self.first.set)
+            sequence(blocks, layout), layout, on_done=lambda index: loop.call_soon_threadsafe(self.first.set)
         )
 
 
@@ -187,17 +188,18 @@ async def test_a_receiver_that_is_killed_frees_the_senders_blocks(party: Party, 
 async def test_what_a_hung_sender_says_later_touches_nothing(party: Party) -> None:
     """Over TCP the sender's software answers a read: one that hangs in the midst of it, and is there again when the
     fetch has long failed, must not write into memory that is others' by then."""
-    sink = Watched(64)
+    huge = of(8)  # More is on its way than fits between the sockets.
+    sink = Watched(8, huge)
     receiver = party("dc-b", sink.store, tls="tcp")
-    async with peer("serve", "tcp", 64) as (process, endpoint):
-        asked = subscription(sink.wanted, layout=LARGE, deadline=60.0)
+    async with peer("serve", "tcp", 8, 8) as (process, endpoint):
+        asked = subscription(sink.wanted, layout=huge, deadline=60.0)
         transfer = asyncio.create_task(receiver.fetch(endpoint, asked, sink))
         await sink.first.wait()
         os.kill(process.pid, signal.SIGSTOP)
         transfer.cancel()
         async with asyncio.timeout(PATIENCE):
             await asyncio.wait({transfer})
-        assert len(sink.arrived) < 64, "nothing was on its way when the sender hung"
+        assert len(sink.arrived) < 8, "nothing was on its way when the sender hung"
         memory = sink.store.buffer()
         memory[:] = bytes(len(memory))
         os.kill(process.pid, signal.SIGCONT)
