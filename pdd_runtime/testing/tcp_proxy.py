@@ -84,7 +84,8 @@ class TcpProxy:
         except (asyncio.CancelledError, OSError):
             pass  # The end of the test, or a server that is away. The server's own callback takes no cancelled task.
         finally:
-            await _part(reader, writer)
+            with contextlib.suppress(asyncio.CancelledError):
+                await _part(reader, writer)
             self._connections.discard(task)
 
     async def _pump(
@@ -111,11 +112,13 @@ class TcpProxy:
 
 async def _part(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """End a connection so that all that was written arrives: closed over unread bytes, it would be reset instead."""
-    with contextlib.suppress(OSError, TimeoutError):
-        writer.write_eof()
-        async with asyncio.timeout(1.0):
-            while await reader.read(_CHUNK):
-                pass
-    writer.close()
+    try:
+        with contextlib.suppress(OSError, TimeoutError):
+            writer.write_eof()
+            async with asyncio.timeout(1.0):
+                while await reader.read(_CHUNK):
+                    pass
+    finally:
+        writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
