@@ -10,15 +10,14 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, leaves
 from pdd_runtime.kv import Block, Conversion, KvLayout, Run
-from pdd_runtime.kv.pool import BlockPool
 from pdd_runtime.plugins.transport import BlockSink, TransferReport
 from pdd_runtime.worker.sink import FetchSink
 from pdd_runtime.worker.staging import Staging
 
 STAGING = 512 << 20
 """Bytes in which blocks of other layouts land, for all fetches of a worker together."""
-AHEAD = 2
-"""Parts of one fetch that are under way at once, so that the network does not pause between two."""
+AHEAD = 4
+"""Parts of one fetch that are under way at once, so that the network does not pause between them."""
 
 Transfer = Callable[[Sequence[Block], BlockSink], Awaitable[TransferReport]]
 """Brings these blocks, as the source cuts them, into a sink."""
@@ -27,15 +26,15 @@ Transfer = Callable[[Sequence[Block], BlockSink], Awaitable[TransferReport]]
 class Converter:
     """What all fetches of a worker share that convert: plans, memory to land in, and the thread that converts.
 
-    A long fetch goes in parts of an eighth of the memory. A quarter is kept for short fetches, which would wait for
+    A long fetch goes in parts, 32 of which fill the memory. A quarter is kept for short fetches, which would wait for
     seconds behind long ones over a slow line.
     """
 
     def __init__(self, layout: KvLayout, limit: int = STAGING) -> None:
         self._layout = layout
         self._conversions: dict[KvLayout, Conversion] = {}
-        self._short, self._long = Staging(limit // 4), Staging(limit - limit // 4)
-        self._most_short, self._part = limit // 64, limit // 8
+        self._short, self._long = Staging(limit // 4), Staging(limit - limit // 4, keep=AHEAD)
+        self._most_short, self._part = limit // 64, limit // 32
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-convert")
 
     @property
@@ -74,8 +73,8 @@ class Converter:
             async with turn:
                 if any(report.gone for report in reports):
                     return  # Behind a gap nothing is of use.
-                async with staging.take(len(part) * size, deadline):
-                    sink = ConvertingSink(run, part, target, self._thread)
+                async with staging.take(len(part) * size, deadline) as memory:
+                    sink = ConvertingSink(run, part, memory, target, self._thread)
                     times.append(now())
                     try:
                         reports.append(await transfer(part, sink))
@@ -106,10 +105,12 @@ class ConvertingSink:
     """The `BlockSink` in front of a fetch's own, for blocks of another layout. Each is converted as soon as it is
     whole, in `thread`."""
 
-    def __init__(self, run: Run, blocks: Sequence[Block], target: FetchSink, thread: Executor) -> None:
-        """Raises `CapacityError` where the system has no memory for `blocks`."""
-        self._run, self._blocks, self._target, self._thread = run, blocks, target, thread
-        self._pool = BlockPool(run.conversion.source.block_bytes, len(blocks))
+    def __init__(
+        self, run: Run, blocks: Sequence[Block], memory: memoryview, target: FetchSink, thread: Executor
+    ) -> None:
+        """`memory`: for `blocks`, one after another."""
+        self._run, self._blocks, self._memory, self._target, self._thread = run, blocks, memory, target, thread
+        self._size = run.conversion.source.block_bytes
         self._results: list[Future[None]] = []
         self._converting = threading.Lock()
         self._closed = False
@@ -117,7 +118,7 @@ class ConvertingSink:
     def memory(self, index: int) -> memoryview:
         if self._closed:
             raise Cancelled("the fetch has ended")
-        return self._pool.memory(index)
+        return self._memory[index * self._size : (index + 1) * self._size]
 
     def done(self, index: int) -> None:
         self._target.received()
@@ -135,6 +136,5 @@ class ConvertingSink:
     def _convert(self, index: int) -> None:
         with self._converting:
             if not self._closed:
-                start = self._blocks[index].start
-                for whole in self._run.add(start, self._pool.memory(index), self._target.memory):
+                for whole in self._run.add(self._blocks[index].start, self.memory(index), self._target.memory):
                     self._target.whole(whole)

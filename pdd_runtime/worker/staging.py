@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,18 +11,22 @@ from pdd_runtime.errors import CapacityError
 
 
 class Staging:
-    """Counts the bytes that are taken, and lets others wait: first come, first served."""
+    """Gives memory of any size, first come, first served."""
 
-    def __init__(self, limit: int) -> None:
-        """`limit`: bytes. Who asks for more than that in one gets it when nobody else has any."""
+    def __init__(self, limit: int, keep: int = 0) -> None:
+        """`limit`: bytes in all. Who asks for more than that in one gets it when nobody else has any. `keep`: how many
+        pieces are kept when they come back, the largest: a page's first touch costs more than the copy into it."""
         self.limit, self.used = limit, 0
+        self._keep = keep
+        self._kept: list[memoryview] = []
+        """The smallest first."""
         self._turn = asyncio.Lock()
         self._given_back = asyncio.Event()
 
     @asynccontextmanager
-    async def take(self, size: int, deadline: float) -> AsyncIterator[None]:
+    async def take(self, size: int, deadline: float) -> AsyncIterator[memoryview]:
         """Inside, `size` bytes are the caller's. Raises `CapacityError` where they did not come by `deadline`, on the
-        loop's clock."""
+        loop's clock, or where the system has none."""
         try:
             async with asyncio.timeout_at(deadline), self._turn:
                 while self.used and self.used + size > self.limit:
@@ -35,7 +40,19 @@ class Staging:
                 fix="send fewer requests at once, or give both pools' engines the same layout",
             ) from None
         try:
-            yield
+            memory = self._memory(size)
+            yield memory[:size]
+            # Not after an error: whoever broke off may have been writing.
+            self._kept = sorted([*self._kept, memory], key=len)[-self._keep :] if self._keep else []
         finally:
             self.used -= size
             self._given_back.set()
+
+    def _memory(self, size: int) -> memoryview:
+        for index, memory in enumerate(self._kept):
+            if len(memory) >= size:
+                return self._kept.pop(index)
+        try:
+            return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        except OSError as error:
+            raise CapacityError(f"no memory for {size} bytes of KV to land in", why=str(error)) from error

@@ -175,7 +175,7 @@ LONG = tuple(range(1000, 1250))
 
 async def test_a_long_fetch_goes_in_parts_and_moves_every_block_once(make_pair: MakePair, make_side: Any) -> None:
     there = msgspec.structs.replace(BASE, block_size=5)
-    staging = 8 * 3 * there.block_bytes
+    staging = 32 * 3 * there.block_bytes
     here = make_side(layout=BASE, blocks=80, staging=staging)
     async with make_pair(here, make_side(layout=there, blocks=80)) as pair:
         pair.there.publish(LONG)
@@ -188,7 +188,7 @@ async def test_a_long_fetch_goes_in_parts_and_moves_every_block_once(make_pair: 
 
 
 async def test_a_long_fetch_stops_at_the_part_with_a_gap(make_pair: MakePair, make_side: Any) -> None:
-    here = make_side(layout=msgspec.structs.replace(BASE, block_size=8), blocks=80, staging=8 * 4 * BASE.block_bytes)
+    here = make_side(layout=msgspec.structs.replace(BASE, block_size=8), blocks=80, staging=32 * 4 * BASE.block_bytes)
     async with make_pair(here, make_side(layout=BASE, blocks=80)) as pair:
         with pair.there.activity.publishing("r"):
             pair.there.publish(LONG, 0, 9)
@@ -240,7 +240,7 @@ async def test_no_memory_to_land_in_by_the_deadline_is_a_capacity_error(make_pai
         for tokens in (TOKENS, *others):
             pair.there.publish(tokens)
         held = [asyncio.create_task(pair.bring(tokens, "r")) for tokens in others]
-        await until(lambda: pair.transport.fetches == 3 * converting.AHEAD)
+        await until(lambda: pair.transport.fetches == 6)
         with pytest.raises(CapacityError, match=r"could land came in time\n.* have 3072 of 3072"):
             async with pair.fetching(TOKENS, timeout=0.2):
                 pass
@@ -251,19 +251,19 @@ async def test_no_memory_to_land_in_by_the_deadline_is_a_capacity_error(make_pai
 
 
 async def test_short_fetches_do_not_wait_behind_long_ones(make_pair: MakePair, make_side: Any) -> None:
-    here = make_side(layout=msgspec.structs.replace(BASE, block_size=8), blocks=200, staging=64 * 2 * BASE.block_bytes)
-    async with make_pair(here, make_side(layout=BASE, blocks=200)) as pair:
+    here = make_side(layout=msgspec.structs.replace(BASE, block_size=8), blocks=300, staging=64 * 2 * BASE.block_bytes)
+    async with make_pair(here, make_side(layout=BASE, blocks=300)) as pair:
         short = LONG[:8]
         pair.there.publish(short)
         with pair.there.activity.publishing("long"):
             elephants = [
-                asyncio.create_task(pair.bring(tuple(range(n, n + 250)), "long")) for n in (5000, 6000, 7000, 8000)
+                asyncio.create_task(pair.bring(tuple(range(n, n + 250)), "long")) for n in range(5000, 12000, 1000)
             ]
-            await until(lambda: pair.transport.fetches == 6)
+            await until(lambda: pair.transport.fetches == 24)
             async with pair.fetching(short) as events:
                 assert events[-1].cached_tokens == len(short)
             assert not any(elephant.done() for elephant in elephants)
-        assert await asyncio.gather(*elephants) == [0] * 4
+        assert await asyncio.gather(*elephants) == [0] * 7
         await pair.unused()
 
 
@@ -321,3 +321,14 @@ async def test_more_than_there_is_comes_alone() -> None:
             async with staging.take(1, until):
                 pass
     assert staging.used == 0
+
+
+async def test_the_largest_pieces_are_kept_and_given_again() -> None:
+    staging, until = Staging(100, keep=1), asyncio.get_running_loop().time() + 5
+    async with staging.take(5, until) as small, staging.take(20, until) as large:
+        small[:], large[:] = b"s" * 5, b"l" * 20
+    async with staging.take(10, until) as again, staging.take(5, until) as fresh:
+        assert bytes(again) == b"l" * 10
+        assert bytes(fresh) == bytes(5)
+    async with staging.take(25, until) as larger:
+        assert bytes(larger) == bytes(25)
