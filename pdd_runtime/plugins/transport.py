@@ -106,6 +106,8 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """How often the connection was lost and what was missing asked for again."""
     over: str = ""
     """The transport that carried it, where that is not the one that was asked: its fallback."""
+    encoding: str = ""
+    """How blocks were written on their way where not all came as they lie; says `lossy` where bits were lost."""
 
     @property
     def goodput(self) -> float:

@@ -17,7 +17,7 @@ from pdd_tcp.feeders import Feeders
 from pdd_tcp.link import Link
 from pdd_tcp.outlet import Outlet
 from pdd_tcp.pacing import Entrance
-from pdd_tcp.session import Piece, Session
+from pdd_tcp.session import Block, Piece, Session
 
 log = logging.getLogger(__name__)
 SESSIONS = 4096
@@ -124,7 +124,7 @@ class Channel:
         except Exception as error:
             self._tell(asked.number, asked.request_id, error)
             return
-        session = Session(self.name, asked, subscription, feed, self.frame)
+        session = Session(self.name, asked, subscription, feed, self.frame, self.link.encoder(asked))
         with self.link.lock:
             wanted = not self._over and asked.number not in self._cancelled
             if wanted:
@@ -174,8 +174,13 @@ class Channel:
     def waiting(self) -> bool:
         return any(session.blocks for session in self.sessions.values())
 
-    def pick(self) -> Piece | None:
+    def pick(self) -> Piece | Block | None:
         return self.link.pick(self.sessions.values())
+
+    def encoded(self, block: Block) -> None:
+        with self.link.lock:
+            self.link.encoded(block)
+            self.wake(len(block.parts))
 
     def written(self, outlet: Outlet, piece: Piece) -> None:
         session = piece.session

@@ -12,10 +12,21 @@ from pdd_runtime.clock import now
 from pdd_runtime.errors import DeadlineExceeded, LayoutError, PddError, TransferError
 from pdd_runtime.plugins.transport import BlockSink, Subscription, TransferReport
 from pdd_tcp import wire
+from pdd_tcp.config import TcpConfig
+from pdd_tcp.encoding import AS_IT_LIES, BLOSC2, INT8, NAMES, decode
 from pdd_tcp.sockets import Damaged
 
 DAMAGES = 8
 """Frames that may come damaged while a fetch runs; a line or a host that spoils more is to be repaired, not retried."""
+
+
+class Staged:
+    """A block that came otherwise than as it lies, until it is whole."""
+
+    def __init__(self, encoding: int, size: int) -> None:
+        self.encoding, self.data = encoding, bytearray(size)
+        self.had = 0
+        """A bit for each frame."""
 
 
 class Incoming:
@@ -23,8 +34,19 @@ class Incoming:
     here, or until a connection is lost. `number` in the calls below is a session's; others are ignored, as what comes
     of them is nobody's any more."""
 
-    def __init__(self, endpoint: str, subscription: Subscription, sink: BlockSink, ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        subscription: Subscription,
+        sink: BlockSink,
+        config: TcpConfig,
+        ended: Callable[[], None],
+    ) -> None:
         """`ended` is called once, in any thread, when there is a result."""
+        self._config = config
+        self._encodings = (config.compression != "off") * BLOSC2 | (config.quantize != "off") * INT8
+        """Flags of those that are asked for."""
+        self._met: set[int] = set()
         self.endpoint, self.subscription = endpoint, subscription
         self._sink, self._ended = sink, ended
         self._begun = now()
@@ -47,6 +69,7 @@ class Incoming:
         self._digest: bytes | None = None
         self._positions: list[int] = []
         self._claimed: dict[int, int] = {}
+        self._staged: dict[int, Staged] = {}
 
     @property
     def over(self) -> bool:
@@ -73,6 +96,7 @@ class Incoming:
             gone=self._gone,
             seconds=now() - self._begun,
             resumed=self._resumed,
+            encoding="; ".join(NAMES[each] for each in sorted(self._met) if each),
         )
 
     # Sessions
@@ -101,7 +125,8 @@ class Incoming:
                 blocks=tuple(self.subscription.blocks[position] for position in self._positions),
                 deadline=max(0.001, self.until - now()),
             )
-            return wire.Subscribe.of(subscription, number, partial, waited=now() - self._begun)
+            compression, quantize = self._config.compression, self._config.quantize
+            return wire.Subscribe.of(subscription, number, partial, now() - self._begun, compression, quantize)
 
     def cut(self) -> None:
         """A connection that carried its session was lost."""
@@ -132,20 +157,23 @@ class Incoming:
                 return None
             position = self._position(frame)
             start = frame.part * self._frame
-            if frame.size != self._size or frame.length != min(self._frame, self._size - start) or frame.encoding:
+            plain = frame.encoding == AS_IT_LIES
+            fits = frame.size == self._size if plain else frame.size < self._size
+            if not fits or frame.length != min(self._frame, frame.size - start):
                 raise Damaged(f"{frame.length} bytes at {start} of {frame.size}, where a block has {self._size}")
+            if frame.encoding & ~self._encodings:
+                raise Damaged(f"a block in an encoding that was not asked for: {frame.encoding}")
             claimed, bit = self._claimed.get(position, 0), 1 << frame.part
             if position not in self._missing or claimed & bit:
                 raise Damaged(f"block {position} came twice")
             self._claimed[position] = claimed | bit
+            if not plain:
+                return self._stage(position, frame)[start : start + frame.length]
             try:
-                memory = self._sink.memory(position).cast("B")
-                if len(memory) != self._size:
-                    raise ValueError(f"the sink has {len(memory)} bytes for block {position}, the layout {self._size}")
+                return self._memory(position)[start : start + frame.length]
             except Exception as error:
                 self._finish(error)
                 return None
-            return memory[start : start + frame.length]
 
     def landed(self, frame: wire.Frame) -> None:
         """A payload is where it was claimed, and is what its checksum says."""
@@ -154,13 +182,13 @@ class Incoming:
                 return
             position = self._positions[frame.block]
             self._sums[frame.block * self._per_block + frame.part] = frame.body
-            had = self._had.get(position, 0) | 1 << frame.part
-            if had.bit_count() < self._per_block:
-                self._had[position] = had
-                return
-            self._had.pop(position, None)
+            self._met.add(frame.encoding)
             try:
+                if not (self._decoded(position, frame) if frame.encoding else self._whole(position, frame)):
+                    return
                 self._sink.done(position)
+            except Damaged:
+                raise
             except Exception as error:
                 self._finish(error)
                 return
@@ -221,7 +249,44 @@ class Incoming:
     def _clear(self, number: int) -> None:
         self._number = number
         self._digest = None
-        self._positions, self._claimed = [], {}
+        self._positions, self._claimed, self._staged = [], {}, {}
+
+    def _memory(self, position: int) -> memoryview:
+        memory = self._sink.memory(position).cast("B")
+        if len(memory) != self._size:
+            raise ValueError(f"the sink has {len(memory)} bytes for block {position}, and the layout {self._size}")
+        return memory
+
+    def _stage(self, position: int, frame: wire.Frame) -> memoryview:
+        staged = self._staged.setdefault(position, Staged(frame.encoding, frame.size))
+        if (staged.encoding, len(staged.data)) != (frame.encoding, frame.size) or position in self._had:
+            raise Damaged(f"block {position} came in two ways")
+        return memoryview(staged.data)
+
+    def _whole(self, position: int, frame: wire.Frame) -> bool:
+        """Whether this frame was its last one."""
+        if position in self._staged:
+            raise Damaged(f"block {position} came in two ways")
+        had = self._had.get(position, 0) | 1 << frame.part
+        if had.bit_count() < self._per_block:
+            self._had[position] = had
+            return False
+        self._had.pop(position, None)
+        return True
+
+    def _decoded(self, position: int, frame: wire.Frame) -> bool:
+        """The same of one that is staged; it is in the sink's memory then."""
+        staged = self._staged[position]
+        staged.had |= 1 << frame.part
+        if staged.had.bit_count() < wire.frames_of(frame.size, self._frame):
+            return False
+        del self._staged[position]
+        memory = self._memory(position)
+        try:
+            decode(staged.encoding, staged.data, memory, self.subscription.layout)
+        except ValueError as error:
+            raise Damaged(f"block {position} cannot be decoded: {error}") from error
+        return True
 
     def _position(self, frame: wire.Frame) -> int:
         if frame.block >= len(self._positions):

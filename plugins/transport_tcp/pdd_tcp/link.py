@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import socket
 import threading
 from collections.abc import Iterable
@@ -9,13 +11,16 @@ from collections.abc import Iterable
 from pdd_runtime.clock import now
 from pdd_runtime.plugins.transport import LinkFacts, LinkTelemetry
 from pdd_runtime.rpc import Line
+from pdd_tcp import wire
 from pdd_tcp.config import TcpConfig
+from pdd_tcp.encoding import SLOW_LINK, Encoder, blosc2_missing
 from pdd_tcp.meter import Meter
 from pdd_tcp.scheduler import Scheduler
-from pdd_tcp.session import Piece, Session
+from pdd_tcp.session import Block, Piece, Session
 from pdd_tcp.sockets import tune_sender, way_of
 from pdd_tcp.wire import SMALLEST_FRAME
 
+log = logging.getLogger(__name__)
 FRAME_SECONDS = 0.02
 """A frame is on its way over a stream's share of a link for no longer: so long may another one wait for it."""
 CHUNK_SECONDS = 0.005
@@ -32,6 +37,7 @@ class Link:
         self.io_timeout = config.io_timeout
         self._scheduler = Scheduler(config.order, small=int(config.small), ageing=config.ageing)
         self._congestion, self._largest_frame = config.congestion, int(config.frame)
+        self._quantize = config.quantize
         self._sockets: set[socket.socket] = set()
         self._retransmits = 0
         """Of connections that are gone."""
@@ -51,14 +57,30 @@ class Link:
         most = min(self._largest_frame, int(self.facts.bandwidth / 8 / streams * FRAME_SECONDS))
         return max(SMALLEST_FRAME, 1 << max(0, most.bit_length() - 1))
 
-    def pick(self, sessions: Iterable[Session]) -> Piece | None:
-        """Under the lock: the next frame of these."""
+    def encoder(self, asked: wire.Subscribe) -> Encoder | None:
+        """What a receiver gets that asks for it: compression where this side can, quantisation where it agrees."""
+        bandwidth = self.line.bandwidth if self.line is not None else self.facts.bandwidth if self.facts else math.inf
+        compress = asked.compression == "blosc2" or (asked.compression == "auto" and bandwidth <= SLOW_LINK)
+        if compress and (why := blosc2_missing()) is not None:
+            log.warning("pdd-tcp: to %s nothing is compressed: %s", self.cluster, why)
+            compress = False
+        quantize = asked.quantize == self._quantize != "off"
+        return Encoder(asked.layout, compress=compress, quantize=quantize) if compress or quantize else None
+
+    def pick(self, sessions: Iterable[Session]) -> Piece | Block | None:
+        """Under the lock: the next frame of these, or a block that is to be encoded first."""
         session = self._scheduler.pick([each for each in sessions if each.blocks])
         if session is None:
             return None
-        piece = session.take()
-        self._scheduler.sent(session, len(piece.view))
-        return piece
+        item = session.take()
+        if isinstance(item, Piece):
+            self._scheduler.sent(session, len(item.view))
+        return item
+
+    def encoded(self, block: Block) -> None:
+        """Under the lock: it has been, if its session is still there."""
+        if not block.session.closed:
+            self.meter.dropped(block.session.encoded(block), now())
 
     def made(self, nbytes: int) -> None:
         """Under the lock: so many bytes more can be sent."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from pdd_runtime.clock import now
 from pdd_tcp.link import Link
-from pdd_tcp.session import Piece, Session
+from pdd_tcp.session import Block, Piece, Session
 from pdd_tcp.sockets import Cut, Waiter, broken, shut
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,12 @@ class Supply(Protocol):
         """Under the lock: `pick` would give something."""
         ...
 
-    def pick(self) -> Piece | None:
-        """Under the lock: a frame."""
+    def pick(self) -> Piece | Block | None:
+        """Under the lock: a frame, or a block that is to be encoded before it has any."""
+        ...
+
+    def encoded(self, block: Block) -> None:
+        """It has been, or its fetch has ended meanwhile."""
         ...
 
     def written(self, outlet: Outlet, piece: Piece) -> None:
@@ -77,7 +81,8 @@ class Outlet:
         self._busy = False
         # Under this lock a block's memory is read:
         self._reading = threading.Lock()
-        self._piece: Piece | None = None
+        self._session: Session | None = None
+        """Whose memory it is."""
         self._left: list[memoryview] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -124,9 +129,9 @@ class Outlet:
         """Return when nothing here reads memory of `session` any more: a frame that is half sent goes on from a copy.
         Not under the link's lock."""
         with self._reading:
-            if self._piece is not None and self._piece.session is session:
+            if self._session is session:
                 self._left = [memoryview(bytes(part)) for part in self._left]
-                self._piece = None
+                self._session = None
 
     def _run(self) -> None:
         try:
@@ -153,12 +158,17 @@ class Outlet:
             item = self._next()
             if item is None and waited:
                 item = self._beat
-            if isinstance(item, Piece):
-                self._piece = item
+            self._session = item.session if isinstance(item, Piece | Block) else None
             self._busy = item is not None
         if isinstance(item, Piece):
             self._send(item)
             self._supply.written(self, item)
+        elif isinstance(item, Block):
+            with self._reading:
+                if self._session is not None:
+                    item.encode()
+                self._session = None
+            self._supply.encoded(item)
         elif item is not None:
             self._send(item)
         return True
@@ -180,7 +190,7 @@ class Outlet:
             return bool(self.arrivals) and self.arrivals[0].at <= now()
         return bool(self.control) or self._supply.waiting
 
-    def _next(self) -> Piece | bytes | None:
+    def _next(self) -> Piece | Block | bytes | None:
         if self._link.line is None:
             return self.control.popleft() if self.control else self._supply.pick()
         if not self._due():
@@ -196,7 +206,7 @@ class Outlet:
         with self._reading:
             if isinstance(item, bytes):
                 self._left = [memoryview(item)]
-            elif self._piece is not None:
+            elif self._session is not None:
                 self._left = [memoryview(item.header or item.seal()), item.view]
             sent = self._push()
         while not sent:
@@ -218,5 +228,5 @@ class Outlet:
                 sent -= len(self._left.pop(0))
             if sent:
                 self._left[0] = self._left[0][sent:]
-        self._piece = None
+        self._session = None
         return True

@@ -11,7 +11,7 @@ from pdd_runtime.clock import now
 from pdd_runtime.rpc import Line
 from pdd_tcp.link import LARGEST_CHUNK, Link
 from pdd_tcp.outlet import Arrival, Outlet
-from pdd_tcp.session import Piece, Session
+from pdd_tcp.session import Block, Piece, Session
 
 SLACK_SECONDS = 0.05
 """How far threads may run behind an emulated line, so that one that wakes late on a busy machine costs no rate."""
@@ -90,7 +90,9 @@ class Entrance:
             if outlet.control:
                 return self._reserve(outlet, outlet.control.popleft(), now())
         to = {session: outlet for lane, outlet in open_ for session in lane.sessions.values()}
-        piece = self._link.pick(to)
+        while isinstance(piece := self._link.pick(to), Block):
+            piece.encode()
+            self._link.encoded(piece)
         if piece is None:
             return None
         outlet = to[piece.session]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from array import array
 from collections import deque
 
@@ -10,13 +11,17 @@ from pdd_runtime.clock import now
 from pdd_runtime.errors import TransferError
 from pdd_runtime.plugins.transport import Feed, Ready, Subscription
 from pdd_tcp import wire
+from pdd_tcp.encoding import AS_IT_LIES, Encoder
 from pdd_tcp.scheduler import Transfer
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Block:
     """One that has been fed and has frames to send."""
 
+    session: Session
     index: int
     memory: memoryview
     """As it is written on the wire."""
@@ -27,13 +32,24 @@ class Block:
     """Frames that are not the kernel's yet."""
     since: float
     """When it was fed."""
+    encoder: Encoder | None = None
+    """Where it is to be encoded first."""
+    encoding: int = AS_IT_LIES
+
+    def encode(self) -> None:
+        """Read its memory, and write it anew where that makes it smaller."""
+        encoder, self.encoder = self.encoder, None
+        if encoder is not None:
+            try:
+                self.encoding, self.memory = encoder.encode(self.memory, self.session.tokens(self.index))
+            except Exception:
+                log.exception("pdd-tcp: a block of request %s goes as it lies", self.session.request_id)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Piece:
     """A frame that is handed out for sending."""
 
-    session: Session
     block: Block
     part: int
     view: memoryview
@@ -42,13 +58,16 @@ class Piece:
 
     def seal(self) -> bytes:
         """Read its memory for the checksum, and write its header."""
-        block = self.block
-        self.body = wire.checksum_of(self.view)
-        number, size = self.session.number, len(block.memory)
+        block, self.body = self.block, wire.checksum_of(self.view)
+        number, size, length = block.session.number, len(block.memory), len(self.view)
         self.header = wire.seal(
-            wire.DATA, block.bind, number, block.index, self.part, size, 0, len(self.view), self.body
+            wire.DATA, block.bind, number, block.index, self.part, size, block.encoding, length, self.body
         )
         return self.header
+
+    @property
+    def session(self) -> Session:
+        return self.block.session
 
 
 class Session(Transfer):
@@ -56,8 +75,16 @@ class Session(Transfer):
     when the last of its holders has let go."""
 
     def __init__(
-        self, channel: bytes, asked: wire.Subscribe, subscription: Subscription, feed: Feed, frame: int
+        self,
+        channel: bytes,
+        asked: wire.Subscribe,
+        subscription: Subscription,
+        feed: Feed,
+        frame: int,
+        encoder: Encoder | None = None,
     ) -> None:
+        self._encoder = encoder
+        self._tokens = [block.tokens for block in subscription.blocks]
         self._names = [block.name for block in subscription.blocks]
         self._bytes_per_block, self._frame = subscription.layout.block_bytes, frame
         self._per_block = wire.frames_of(self._bytes_per_block, frame)
@@ -79,6 +106,10 @@ class Session(Transfer):
         self._unsealed = 0
         self._unwritten = 0
         self._holders = 1
+
+    def tokens(self, index: int) -> int:
+        """How many of a block's are in use."""
+        return self._tokens[index]
 
     def hold(self) -> None:
         """Somebody more needs the feed or what it gives."""
@@ -103,7 +134,9 @@ class Session(Transfer):
         self.unfed -= 1
         bind = self.binding.block(self._names[item.index])
         if parts:
-            self.blocks.append(Block(item.index, memory, bind, parts, len(parts), now()))
+            # What began to cross as it lies goes on so.
+            encoder = None if item.index in self._had else self._encoder
+            self.blocks.append(Block(self, item.index, memory, bind, parts, len(parts), now(), encoder))
         self._unsealed += len(parts)
         nbytes = self._bytes(item.index)
         self.queued += nbytes
@@ -115,15 +148,28 @@ class Session(Transfer):
         self.left -= self._bytes(index)
         return wire.pack_frame(wire.GONE, self.binding.block(self._names[index]), fetch=self.number, block=index)
 
-    def take(self) -> Piece:
-        """The next frame, of those that wait."""
+    def take(self) -> Piece | Block:
+        """The next frame, of those that wait; or the block, to be encoded before it has any."""
         block = self.blocks[0]
+        if block.encoder is not None:
+            return self.blocks.popleft()
         part = block.parts.popleft()
         if not block.parts:
             self.blocks.popleft()
         view = block.memory[part * self._frame : (part + 1) * self._frame]
         self._unwritten += 1
-        return Piece(self, block, part, view)
+        return Piece(block, part, view)
+
+    def encoded(self, block: Block) -> int:
+        """It has been; returns how many bytes less that makes."""
+        parts = wire.frames_of(len(block.memory), self._frame)
+        self._unsealed += parts - len(block.parts)
+        block.parts, block.unwritten = deque(range(parts)), parts
+        self.blocks.appendleft(block)
+        saved = self._bytes_per_block - len(block.memory)
+        self.left -= saved
+        self.queued -= saved
+        return saved
 
     def sealed(self, piece: Piece) -> bytes:
         """Note its checksum. After the last frame: the one that ends the fetch, else nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from pydantic import BaseModel
@@ -18,9 +19,12 @@ from pdd_runtime.plugins.transport import (
     TransportContext,
 )
 from pdd_tcp.config import TcpConfig
+from pdd_tcp.encoding import blosc2_missing
 from pdd_tcp.incoming import Incoming
 from pdd_tcp.pool import Pool
 from pdd_tcp.sender import Sender
+
+log = logging.getLogger(__name__)
 
 
 class TcpTransport(Transport):
@@ -33,6 +37,7 @@ class TcpTransport(Transport):
         if not isinstance(config, TcpConfig):
             raise TypeError(f"{type(config).__name__} is no TcpConfig")
         super().__init__(config, context)
+        self._tcp = _usable(config)
         self._sender = Sender(config, context)
         self._pool = Pool(config, context)
         self._fetches: set[Incoming] = set()
@@ -43,7 +48,7 @@ class TcpTransport(Transport):
 
     async def fetch(self, endpoint: str, subscription: Subscription, sink: BlockSink) -> TransferReport:
         over = asyncio.Event()
-        fetch = Incoming(endpoint, subscription, sink, _on_loop(over.set))
+        fetch = Incoming(endpoint, subscription, sink, self._tcp, _on_loop(over.set))
         if self._closed:
             raise TransferError("the transport is closed", where=subscription.request_id)
         if not subscription.blocks:
@@ -56,7 +61,10 @@ class TcpTransport(Transport):
         finally:
             alarm.cancel()
             self._fetches.discard(fetch)
-        return fetch.result()
+        report = fetch.result()
+        if report.encoding:
+            log.info("request %s: KV came as %s", subscription.request_id, report.encoding)
+        return report
 
     def telemetry(self) -> tuple[LinkTelemetry, ...]:
         return self._sender.telemetry()
@@ -67,6 +75,19 @@ class TcpTransport(Transport):
             fetch.stop("the transport was closed")
         await self._pool.close()
         await asyncio.to_thread(self._sender.close)
+
+
+def _usable(config: TcpConfig) -> TcpConfig:
+    """Without the compression that is not possible here. Raises `PluginError` where it was asked for by name."""
+    missing = blosc2_missing() if config.compression != "off" else None
+    if missing is not None and config.compression == "blosc2":
+        raise missing
+    if missing is not None:
+        log.warning("pdd-tcp: compression: auto stays off: %s", missing)
+        config = config.model_copy(update={"compression": "off"})
+    if config.quantize != "off":
+        log.warning("pdd-tcp: quantize: %s is lossy: KV is rounded on its way, and tokens may differ", config.quantize)
+    return config
 
 
 def _on_loop(call: Callable[[], object]) -> Callable[[], None]:

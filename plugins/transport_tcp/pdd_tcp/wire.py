@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections.abc import Mapping
 from struct import Struct
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import xxhash
@@ -79,13 +79,22 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
     deadline: float
     waited: float
     """Seconds since the fetch began."""
+    compression: Literal["off", "blosc2", "auto"] = "off"
+    quantize: Literal["off", "int8-channel"] = "off"
+    """What the receiver can read, and would have; see the config."""
 
     def __repr__(self) -> str:
         return f"Subscribe({self.number}: {self.request_id})"
 
     @classmethod
     def of(
-        cls, subscription: Subscription, number: int, partial: Mapping[int, bytes] | None = None, waited: float = 0.0
+        cls,
+        subscription: Subscription,
+        number: int,
+        partial: Mapping[int, bytes] | None = None,
+        waited: float = 0.0,
+        compression: Literal["off", "blosc2", "auto"] = "off",
+        quantize: Literal["off", "int8-channel"] = "off",
     ) -> Subscribe:
         blocks = subscription.blocks
         return cls(
@@ -101,6 +110,8 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
             priority=subscription.priority,
             deadline=subscription.deadline,
             waited=waited,
+            compression=compression,
+            quantize=quantize,
         )
 
     def subscription(self, cluster: str, frame: int) -> Subscription:
@@ -230,7 +241,7 @@ class Frame(NamedTuple):
 
     kind: int
     encoding: int
-    """How the block is written; 0: as it lies."""
+    """How the block is written, as flags of `encoding.py`."""
     fetch: int
     """The subscription's number; 0 in a `BEAT`."""
     block: int
