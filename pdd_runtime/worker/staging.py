@@ -42,7 +42,7 @@ class Staging:
         try:
             memory = self._memory(size)
             yield memory[:size]
-            # Not after an error: whoever broke off may have been writing.
+            # Not after an error: what broke off may still be writing.
             self._kept = sorted([*self._kept, memory], key=len)[-self._keep :] if self._keep else []
         finally:
             self.used -= size
