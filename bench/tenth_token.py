@@ -1,6 +1,6 @@
 """How soon is the tenth token there? PDD against PD over the same emulated WAN, and against PD inside one datacenter.
 
-    python bench/tenth_token.py [--repeats 5] [--prompt-tokens 1000] [--format text|json]
+    python bench/tenth_token.py [--engine torch] [--repeats 5] [--prompt-tokens 1000] [--format text|json]
 
 Brings up pd-intra, pd-cross and quickstart side by side, measures the prefill of a cold prompt, sets the link so that
 its KV takes three times as long, and sends cold prompts to the three in turn, one at a time. A client's stopwatch
@@ -24,6 +24,7 @@ from pathlib import Path
 from pdd_runtime.clock import now
 from pdd_runtime.experiments.client import Client
 from pdd_runtime.experiments.outcome import Outcome
+from pdd_runtime.graph import load
 
 ROOT = Path(__file__).resolve().parent.parent
 GRAPHS = ("pd-intra", "pd-cross", "quickstart")
@@ -73,9 +74,15 @@ def decode_step(outcome: Outcome, tail: int = 40) -> float:
     return statistics.median(b - a for a, b in pairwise(times))
 
 
-def measure_line(prompt_tokens: int, rng: random.Random, state: Path) -> tuple[float, float]:
+def engines(graph: str, engine: str | None) -> list[str]:
+    """Overrides that give every pool of a graph this engine."""
+    pools = load(ROOT / "graphs" / f"{graph}.yaml").graph.spec.pools if engine else ()
+    return [f"spec.pools.{pool}.engine.plugin={engine}" for pool in pools]
+
+
+def measure_line(prompt_tokens: int, rng: random.Random, state: Path, engine: str | None) -> tuple[float, float]:
     """(seconds of a cold prefill, bits/s at which its KV takes three times that)."""
-    graph = Running("pd-intra", state, [])
+    graph = Running("pd-intra", state, engines("pd-intra", engine))
     try:
         graph.ask(cold_prompt(rng, 64), 2)
         runs = [graph.ask(cold_prompt(rng, prompt_tokens), 2) for _ in range(3)]
@@ -88,6 +95,7 @@ def measure_line(prompt_tokens: int, rng: random.Random, state: Path) -> tuple[f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", help="of all pools, instead of the graphs'")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--prompt-tokens", type=int, default=1000)
     parser.add_argument("--max-tokens", type=int, default=320)
@@ -97,12 +105,13 @@ def main() -> None:
     rng = random.Random(args.seed)
     results: dict[str, list[Outcome]] = {name: [] for name in GRAPHS}
     with tempfile.TemporaryDirectory(prefix="pdd-bench-") as scratch:
-        prefill, bits = measure_line(args.prompt_tokens, rng, Path(scratch) / "line")
+        prefill, bits = measure_line(args.prompt_tokens, rng, Path(scratch) / "line", args.engine)
         line = [f"spec.links.wan.bandwidth={bits / 1e6:.3f}Mbit/s", f"spec.links.wan.rtt={RTT * 1e3:.0f}ms"]
         graphs: list[Running] = []
         try:
             for name in GRAPHS:
-                graphs.append(Running(name, Path(scratch) / name, [] if name == "pd-intra" else line))
+                overrides = [*engines(name, args.engine), *([] if name == "pd-intra" else line)]
+                graphs.append(Running(name, Path(scratch) / name, overrides))
                 graphs[-1].ask(cold_prompt(rng, 64), 4)
             for repeat in range(args.repeats):
                 for graph in graphs:

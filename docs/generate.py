@@ -29,7 +29,7 @@ from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.schema import settings_schema
 
 MANUALS = tuple(Path(__file__).parent / name for name in ("graph.md", "cli.md"))
-DISTRIBUTIONS = ("pdd-rdma", "pdd-runtime", "pdd-tcp", "pdd-torch")
+DISTRIBUTIONS = ("pdd-llamacpp", "pdd-rdma", "pdd-runtime", "pdd-tcp", "pdd-torch")
 _BLOCK = re.compile(r"(<!-- (?:keys|options) of (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -19,7 +19,7 @@ from tests.cli.shell import GRAPH, Cli, until
 QUICKSTART = Path(__file__).parents[2] / "graphs" / "quickstart.yaml"
 PDD = (
     QUICKSTART.read_text()
-    .replace("plugin: torch", "plugin: scripted")
+    .replace("plugin: llamacpp", "plugin: scripted")
     .replace("source: smollm2", "source: toy")
     .replace("port: 8000", "port: 0")
     .replace("{name: quickstart}", "{name: sick}")

@@ -33,3 +33,12 @@ def test_the_examples_differ_only_where_they_must() -> None:
     assert [edge for edge in quickstart["edges"] if "relay" not in (edge["from"], edge["to"])] == specs["pd-cross"][
         "edges"
     ]
+
+
+@pytest.mark.parametrize("name", ["quickstart-torch", "mixed"])
+def test_quickstart_on_other_engines_is_the_same_graph(name: str) -> None:
+    specs = [load(GRAPHS / f"{graph}.yaml").graph.spec for graph in ("quickstart", name)]
+    ours, theirs = (spec.model_dump(by_alias=True, mode="json") for spec in specs)
+    for pool, other in zip(ours["pools"].values(), theirs["pools"].values(), strict=True):
+        other["engine"] = pool["engine"]
+    assert theirs == ours

@@ -32,9 +32,12 @@ GRAPHS = Path(__file__).resolve().parents[2] / "graphs"
 class Stack:
     """`up` in the background, `down` at the end; nothing is left behind."""
 
-    def __init__(self, graph: str, state: Path, *overrides: str) -> None:
+    def __init__(self, graph: str, state: Path, *overrides: str, engine: str | None = None) -> None:
+        """`engine`: of all pools, instead of the graph's."""
         self.file, self.name = GRAPHS / f"{graph}.yaml", graph
-        self.overrides = (*overrides, "spec.frontend.port=0")
+        pools = load(self.file).graph.spec.pools if engine else ()
+        engines = [f"spec.pools.{pool}.engine.plugin={engine}" for pool in pools]
+        self.overrides = (*engines, *overrides, "spec.frontend.port=0")
         self.state = state
         self.env = {**os.environ, "PDD_STATE_DIR": str(state)}
         self.timelines = Timelines()

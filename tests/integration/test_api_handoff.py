@@ -68,7 +68,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def stack(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     exact = (f"spec.model.source={tiny}", "spec.model.mode=exact", "spec.links.wan.rtt=4ms")
-    with Stack("quickstart", tmp_path_factory.mktemp("state"), *exact) as stack:
+    with Stack("quickstart-torch", tmp_path_factory.mktemp("state"), *exact) as stack:
         yield stack
 
 
@@ -303,7 +303,7 @@ async def test_choices_of_a_cold_prompt_move_its_kv_once(
 ) -> None:
     many = [f"spec.pools.{pool}.replicas={replicas}" for pool in ("prefill", "relay", "main")]
     model = (f"spec.model.source={tiny}", "spec.links.wan.rtt=4ms")
-    with Stack("quickstart", tmp_path_factory.mktemp("choices"), *model, *many) as stack:
+    with Stack("quickstart-torch", tmp_path_factory.mktemp("choices"), *model, *many) as stack:
         for route, overrides in (("P-MD", ("spec.routing={plugin: never-relay}",)), ("P-RLD-MD", handed_off_after(3))):
             async with api(stack, *overrides) as client:
                 moved: list[int] = []

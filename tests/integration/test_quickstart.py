@@ -8,24 +8,25 @@ import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
+from pdd_llamacpp.testing import build_tiny_gguf
 
 from tests.integration.stack import Stack
 from tests.waiting import PATIENCE, until
 
 BLOCK = 16
-SLOW = "spec.links.wan.bandwidth=8Mbit/s"
+SLOW = "spec.links.wan.bandwidth=4Mbit/s"
 """So that 3,000 of the tiny model's tokens take a second and a half, and the relay has its time."""
 
 
 @pytest.fixture(scope="module")
-def stack(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     state = tmp_path_factory.mktemp("state")
+    tiny = build_tiny_gguf(state / "tiny.gguf", seed=7, context=16384)
     with Stack("quickstart", state, f"spec.model.source={tiny}", "spec.links.wan.rtt=10ms", SLOW) as stack:
         yield stack
 

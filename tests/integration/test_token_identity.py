@@ -92,13 +92,13 @@ async def check(state: Path, source: str, keys: list[Key], plan: list[tuple[str,
     model = (f"spec.model.source={source}", EXACT, *extra)
     longest = max(SHORT, *(relay_tokens + 1 + BEHIND for _, relay_tokens in plan))
     handoffs: dict[str, int] = {}
-    with Stack("aggregated", state / "agg", *model) as stack:
+    with Stack("aggregated", state / "agg", *model, engine="torch") as stack:
         expected, _ = await answers(stack, keys, longest)
-    with Stack("pd-intra", state / "intra", *model) as stack:
+    with Stack("pd-intra", state / "intra", *model, engine="torch") as stack:
         same(expected, (await answers(stack, keys, SHORT))[0], SHORT)
-    with Stack("pd-cross", state / "cross", *model, FAST_LINE) as stack:
+    with Stack("pd-cross", state / "cross", *model, FAST_LINE, engine="torch") as stack:
         same(expected, (await answers(stack, keys, SHORT))[0], SHORT)
-    with Stack("quickstart", state / "pdd", *model, FAST_LINE, RELAY_KV) as stack:
+    with Stack("quickstart-torch", state / "pdd", *model, FAST_LINE, RELAY_KV) as stack:
         for strategy, relay_tokens in plan:
             bounds = f"{{min_relay_tokens: {relay_tokens}, max_relay_tokens: {relay_tokens}}}"
             max_tokens = relay_tokens + 1 + BEHIND

@@ -139,7 +139,7 @@ def test_what_engines_promise_is_compared_with_what_the_graph_asks(tmp_path: Pat
     path.write_text(
         QUICKSTART.read_text()
         .replace("mode: fast", "mode: exact")
-        .replace("plugin: torch", "plugin: scripted")
+        .replace("plugin: llamacpp", "plugin: scripted")
         .replace(
             "cluster: dc-b, replicas: 1, hardware: cpu, engine: {plugin: scripted",
             "cluster: dc-b, engine: {plugin: native",
