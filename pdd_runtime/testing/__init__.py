@@ -18,6 +18,8 @@ REWRITTEN = tuple(
         "handoff_suite",
         "kv_parties",
         "routing_suite",
+        "transport_fault_suite",
+        "transport_fixtures",
         "transport_suite",
     )
 )

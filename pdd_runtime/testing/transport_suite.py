@@ -6,75 +6,30 @@ class TestMyTransport(TransportConformance):
 ```
 
 It is run with the defaults of `MyTransport.Config`; override `config` for other settings. What a transport does not
-offer it says in the class variables `tcp` and `emulates`, and those tests are skipped.
+offer it says in the class variables of `TransportFixtures`, and those tests are skipped.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import threading
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
-from pydantic import BaseModel
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, LayoutError, PddError, TransferError
-from pdd_runtime.plugins.transport import Transport
+from pdd_runtime.kv import Block
+from pdd_runtime.plugins.transport import LinkTelemetry, Subscription, Transport
 from pdd_runtime.rpc import Line
-from pdd_runtime.testing.kv_parties import LAYOUT, Context, StoreSink, StoreSource, sequence, subscription
-from pdd_runtime.testing.tcp_proxy import Fault, TcpProxy
-
-HOST = "127.0.0.1"
-PATIENCE = 20.0
-"""Seconds after which a fetch counts as hung."""
-BLOCK = LAYOUT.block_bytes
-
-Party = Callable[..., Transport]
+from pdd_runtime.testing.kv_parties import LAYOUT, StoreSink, StoreSource, sequence, subscription
+from pdd_runtime.testing.transport_fault_suite import TransportFaults
+from pdd_runtime.testing.transport_fixtures import BLOCK, HOST, Party, left, no_more
 
 
 @pytest.mark.asyncio
-class TransportConformance:
+class TransportConformance(TransportFaults):
     """What every transport promises."""
-
-    plugin: ClassVar[type[Transport]]
-    tcp: ClassVar[bool] = True
-    """Its endpoints are `host:port`, and a fetch is made over TCP connections to it: so it can be cut there."""
-    emulates: ClassVar[bool] = True
-    """It sends at the pace of an emulated line, where the context has one."""
-
-    @pytest.fixture
-    def config(self) -> BaseModel:
-        return self.plugin.Config.model_validate({})
-
-    @pytest_asyncio.fixture
-    async def party(self, config: BaseModel) -> AsyncGenerator[Party, None]:
-        """Makes the transports of workers; closes them at the end, and holds that nothing of them is left."""
-        await asyncio.to_thread(lambda: None)
-        before = _left()
-        async with AsyncExitStack() as stack:
-
-            def make(cluster: str, lines: dict[str, Line] | None = None) -> Transport:
-                context = Context(cluster, lines)
-                transport = self.plugin(config, context)
-                stack.push_async_callback(transport.close)
-                serve = transport.serve
-
-                async def at_home(source: StoreSource, host: str) -> str:
-                    context.memory = source.store.buffer()
-                    return await serve(source, host)
-
-                transport.serve = at_home  # type: ignore[method-assign, assignment]
-                return transport
-
-            yield make
-        await _until(lambda: _no_more(before), lambda: f"a closed transport leaves {_left()}, and there were {before}")
 
     # Whole blocks
 
@@ -84,7 +39,7 @@ class TransportConformance:
         source.make(wanted)
         endpoint = await party("dc-a").serve(source, HOST)
         sink = StoreSink(wanted)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self.patience):
             report = await party("dc-b").fetch(endpoint, subscription(wanted), sink)
         assert not sink.wrong, "a block was done before its bytes were right"
         assert sink.whole
@@ -99,7 +54,7 @@ class TransportConformance:
         endpoint = await party("dc-a").serve(source, HOST)
         loop, here = asyncio.get_running_loop(), asyncio.Queue[int]()
         sink = StoreSink(wanted, on_done=lambda index: loop.call_soon_threadsafe(here.put_nowait, index))
-        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(self.patience), asyncio.TaskGroup() as group:
             transfer = group.create_task(party("dc-b").fetch(endpoint, subscription(wanted), sink))
             await asyncio.to_thread(source.wait_for_feeds, 1)
             for index, block in enumerate(wanted):
@@ -114,7 +69,7 @@ class TransportConformance:
         source.make(wanted[:4])
         endpoint = await party("dc-a").serve(source, HOST)
         sink = StoreSink(wanted)
-        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(self.patience), asyncio.TaskGroup() as group:
             transfer = group.create_task(party("dc-b").fetch(endpoint, subscription(wanted), sink))
             await asyncio.to_thread(source.wait_for_feeds, 1)
             source.end()
@@ -128,7 +83,7 @@ class TransportConformance:
         endpoint = await party("dc-a").serve(source, HOST)
         sinks = [StoreSink(wanted), StoreSink(wanted)]
         near, far = party("dc-a"), party("dc-b")
-        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(self.patience), asyncio.TaskGroup() as group:
             group.create_task(near.fetch(endpoint, subscription(wanted, cluster="dc-a"), sinks[0]))
             group.create_task(far.fetch(endpoint, subscription(wanted), sinks[1]))
             await asyncio.to_thread(source.wait_for_feeds, 2)
@@ -143,7 +98,7 @@ class TransportConformance:
         pair = party("dc-a"), party("dc-b")
         endpoints = [await side.serve(source, HOST) for side, source in zip(pair, sources, strict=True)]
         sinks = StoreSink(wanted), StoreSink(wanted)
-        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(self.patience), asyncio.TaskGroup() as group:
             group.create_task(pair[1].fetch(endpoints[0], subscription(wanted), sinks[0]))
             group.create_task(pair[0].fetch(endpoints[1], subscription(wanted, cluster="dc-a"), sinks[1]))
             for source in sources:
@@ -193,7 +148,7 @@ class TransportConformance:
         endpoint = await sender.serve(StoreSource(), HOST)
         await sender.close()
         wanted = sequence(2)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self.patience):
             with pytest.raises(TransferError):
                 await party("dc-b").fetch(endpoint, subscription(wanted, deadline=0.5), StoreSink(wanted))
 
@@ -237,7 +192,7 @@ class TransportConformance:
         endpoint = await sender.serve(source, HOST)
         transfer = asyncio.create_task(receiver.fetch(endpoint, subscription(wanted), StoreSink(wanted)))
         await asyncio.to_thread(source.wait_for_feeds, 1)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self.patience):
             await receiver.close()
             with pytest.raises(PddError):
                 await transfer
@@ -256,7 +211,7 @@ class TransportConformance:
         await sender.close()
         assert source.feeds == []
         assert source.pinned == 0
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self.patience):
             with pytest.raises(PddError):
                 await transfer
 
@@ -278,7 +233,7 @@ class TransportConformance:
             assert transfer.cancelled() or (transfer.result().blocks == 8 and sink.whole)
 
         async def some(numbers: range) -> None:
-            async with asyncio.timeout(3 * PATIENCE), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(3 * self.patience), asyncio.TaskGroup() as group:
                 for number in numbers:
                     group.create_task(one(number))
                 if numbers.start == 0:
@@ -288,43 +243,72 @@ class TransportConformance:
 
         await some(range(10))
         await asyncio.sleep(0.3)
-        tenth = _left()
+        tenth = left()
         for start in range(10, 100, 10):
             await some(range(start, start + 10))
-        await _until(lambda: _no_more(tenth), lambda: f"after 10 fetches there were {tenth}, after 100 {_left()}")
+        await self._until(lambda: no_more(tenth), lambda: f"after 10 fetches there were {tenth}, after 100 {left()}")
         assert source.pinned == 0
 
-    # Networks
+    async def test_the_thousandth_fetch_finds_no_more_than_the_hundredth(self, party: Party) -> None:
+        """Small ones, many at once: neither side keeps anything of each of them."""
+        source, wanted = StoreSource(), sequence(1)
+        source.make(wanted)
+        sender, receiver = party("dc-a"), party("dc-b")
+        endpoint = await sender.serve(source, HOST)
 
-    @pytest.mark.parametrize("after", [BLOCK // 2, 3 * BLOCK, 7 * BLOCK + 77])
-    async def test_a_cut_is_resumed_with_what_is_missing(self, party: Party, after: int) -> None:
+        async def some(numbers: range) -> None:
+            async with asyncio.timeout(3 * self.patience), asyncio.TaskGroup() as group:
+                for number in numbers:
+                    group.create_task(receiver.fetch(endpoint, _small(number, wanted), StoreSink(wanted)))
+
+        await some(range(100))
+        hundredth = left()
+        for start in range(100, 1000, 50):
+            await some(range(start, start + 50))
+        await self._until(lambda: no_more(hundredth), lambda: f"after 100 there were {hundredth}, after 1000 {left()}")
+        sink = StoreSink(wanted)
+        assert (await receiver.fetch(endpoint, _small(1000, wanted), sink)).blocks == 1
+        assert sink.whole
+        await asyncio.to_thread(source.wait_for_feeds, 0)
+        assert source.pinned == 0
+
+    # What it says of itself
+
+    async def test_telemetry_is_of_what_was_sent(self, party: Party) -> None:
+        if self.plugin.telemetry is Transport.telemetry:
+            pytest.skip("the transport has no telemetry")
         source, wanted = StoreSource(), sequence(10)
-        source.make(wanted)
-        sink = StoreSink(wanted)
-        async with TcpProxy(await self._served(party, source), Fault("cut", after)) as proxy:
-            async with asyncio.timeout(PATIENCE):
-                report = await party("dc-b").fetch(proxy.endpoint, subscription(wanted), sink)
-            self._came_through(proxy)
-        assert sink.whole, "each block came once"
-        assert (report.blocks, report.resumed) == (10, 1)
-        # The bytes before the cut are not blocks alone: the last one that fits may not have been whole.
-        assert len(source.opened[-1].blocks) <= 10 - (after - BLOCK) // BLOCK, "it asked again for what it had"
+        source.make(wanted[:6])
+        sender, receiver = party("dc-a"), party("dc-b")
+        endpoint = await sender.serve(source, HOST)
 
-    async def test_a_damaged_block_is_never_done(self, party: Party) -> None:
-        source, wanted = StoreSource(), sequence(4)
-        source.make(wanted)
-        sink = StoreSink(wanted)
-        async with TcpProxy(await self._served(party, source), Fault("flip", BLOCK * 3 // 2)) as proxy:
-            try:
-                async with asyncio.timeout(PATIENCE):
-                    await party("dc-b").fetch(proxy.endpoint, subscription(wanted), sink)
-            except TransferError:
-                whole = False
-            else:
-                whole = True
-            self._came_through(proxy)
-        assert not sink.wrong, "a block was done with a wrong byte: it would go into the prefix cache"
-        assert sink.whole or not whole
+        def of() -> list[LinkTelemetry]:
+            return [each for each in sender.telemetry() if each.cluster == "dc-b"]
+
+        def queue() -> int:
+            return sum(each.queue for each in of())
+
+        half = asyncio.create_task(receiver.fetch(endpoint, subscription(wanted), StoreSink(wanted)))
+        await asyncio.to_thread(source.wait_for_feeds, 1)
+        half.cancel()
+        await asyncio.wait([half])
+        await asyncio.to_thread(source.wait_for_feeds, 0)
+        await self._until(lambda: queue() == 0, lambda: f"nobody waits any more, and in the queue are {queue()} bytes")
+        source.make(wanted[6:])
+        before = sum(each.sent for each in of())
+        assert before <= 6 * BLOCK
+        async with asyncio.timeout(self.patience):
+            await receiver.fetch(endpoint, subscription(wanted), StoreSink(wanted))
+        await asyncio.to_thread(source.wait_for_feeds, 0)
+        await self._until(lambda: queue() == 0, lambda: f"all has come, and in the queue are {queue()} bytes")
+        (link,) = of()
+        assert 0 < link.sent - before <= 10 * BLOCK, "it counts payload, once"
+        assert link.goodput is None or link.goodput > 0
+        assert link.rtt is None or link.rtt > 0
+        assert link.retransmits >= 0
+        assert receiver.telemetry() == (), "it has sent nothing"
+
+    # Networks
 
     async def test_an_emulated_line_sets_the_pace(self, party: Party) -> None:
         if not self.emulates:
@@ -335,43 +319,11 @@ class TransportConformance:
         endpoint = await party("dc-a", {"dc-b": line}).serve(source, HOST)
         sink = StoreSink(wanted)
         begun = now()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self.patience):
             await party("dc-b", {"dc-a": Line(bandwidth=4e6, delay=0.05)}).fetch(endpoint, subscription(wanted), sink)
         assert now() - begun >= 8 * BLOCK * 8 / 4e6 + 0.05, "it was faster than the line"
         assert sink.whole
 
-    async def _served(self, party: Party, source: StoreSource) -> str:
-        if not self.tcp:
-            pytest.skip("the transport has no TCP connections to cut")
-        endpoint = await party("dc-a").serve(source, HOST)
-        host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdecimal():
-            pytest.skip(f"its endpoint {endpoint} is no host:port; say so with `tcp = False`")
-        return endpoint
 
-    @staticmethod
-    def _came_through(proxy: TcpProxy) -> None:
-        if not proxy.count:
-            pytest.skip("the fetch made no TCP connection to the endpoint; say so with `tcp = False`")
-
-
-def _left() -> dict[str, int]:
-    """Threads and sockets of this process. Those of the event loop's pool stay, and are not counted."""
-    threads = [each for each in threading.enumerate() if not each.name.startswith("asyncio_")]
-    descriptors = Path("/proc/self/fd")
-    sockets = sum(path.is_socket() for path in descriptors.iterdir()) if descriptors.is_dir() else 0
-    return {"threads": len(threads), "sockets": sockets}
-
-
-def _no_more(than: dict[str, int]) -> bool:
-    """But for what ten fetches at once may happen to need: a leak is of every fetch, or of every cancelled one."""
-    gc.collect()
-    return all(count <= than[what] + 10 for what, count in _left().items())
-
-
-async def _until(true: Callable[[], bool], otherwise: Callable[[], str], seconds: float = 5.0) -> None:
-    """Wait for what the end of threads brings about: it has no event of its own."""
-    until = now() + seconds
-    while not true():
-        assert now() < until, otherwise()
-        await asyncio.sleep(0.02)
+def _small(number: int, wanted: list[Block]) -> Subscription:
+    return subscription(wanted, request_id=f"req-{number}")

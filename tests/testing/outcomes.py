@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from pdd_runtime.plugins.manager import KINDS
 from pdd_runtime.testing.checking import module_for
 from pdd_runtime.testing.suite_run import run_suites
+
+ONLY = """
+
+for suite in [value for value in vars().values() if isinstance(value, type)]:
+    for name in [name for name in dir(suite) if name.startswith("test_") and name not in {names}]:
+        setattr(suite, name, None)
+"""
 
 
 class Outcomes(NamedTuple):
@@ -16,13 +24,14 @@ class Outcomes(NamedTuple):
     failed: set[str]
 
 
-def outcomes(cls: type[Any]) -> Outcomes:
-    """Of the suite of the class's kind, with its defaults."""
-    return ran(module_for(next(kind for kind in KINDS if issubclass(cls, kind.base)), cls))
+def outcomes(cls: type[Any], only: Iterable[str] = ()) -> Outcomes:
+    """Of the suite of the class's kind, with its defaults; all of it, or those tests."""
+    return ran(module_for(next(kind for kind in KINDS if issubclass(cls, kind.base)), cls), only)
 
 
-def ran(module: str) -> Outcomes:
+def ran(module: str, only: Iterable[str] = ()) -> Outcomes:
     """Of a test module, given as text."""
-    (cases,) = run_suites({"suite": module}).values()
+    names = set(only)
+    (cases,) = run_suites({"suite": module + (ONLY.format(names=names) if names else "")}).values()
     failed = {case.test.partition("[")[0] for case in cases if case.outcome == "failed"}
     return Outcomes({case.test.partition("[")[0] for case in cases} - failed, failed)

@@ -11,7 +11,7 @@ from pdd_runtime.testing.transport_suite import TransportConformance
 
 class RdmaConformance(TransportConformance):
     plugin = RdmaTransport
-    tcp = False
+    in_band = False
     emulates = False
 
 
