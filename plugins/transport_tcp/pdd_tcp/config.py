@@ -40,9 +40,9 @@ class TcpConfig(BaseModel, frozen=True, extra="forbid"):
     compresses on links of at most 1 Gbit/s, where both sides have the package blosc2
     (`pip install "pdd-tcp[compression]"`)."""
     quantize: Literal["off", "int8-channel"] = "off"
-    """LOSSY. `int8-channel` sends each number of the KV as 8 bits, with a scale for each channel of a block: some 0.6 of
-    bfloat16's bytes with blocks of 16 tokens, with an error of less than 1 % of a channel's size. Tokens may differ from
-    those without it. Both sides must ask for it."""
+    """LOSSY. `int8-channel` sends each number of the KV as 8 bits, with a scale for each channel of a block: some 0.6
+    of bfloat16's bytes with blocks of 16 tokens, with an error of less than 1 % of a channel's size. Tokens may differ
+    from those without it. Both sides must ask for it."""
     congestion: str = Field(default="auto", pattern=r"^[a-z0-9_]+$")
     """The congestion control of a link's connections, by the kernel's name, such as `bbr` or `cubic`; `auto` is bbr
     where there is one, else cubic."""

@@ -121,9 +121,11 @@ class Outlet:
 
     def forget(self, session: Session) -> None:
         """Under the link's lock: send no more of `session` that is under way on the line."""
+        held = not self.open
         kept = [each for each in self.arrivals if not (isinstance(each.item, Piece) and each.item.session is session)]
         self.under_way -= sum(each.nbytes for each in self.arrivals) - sum(each.nbytes for each in kept)
         self.arrivals = deque(kept)
+        self._let_go(held)
 
     def detach(self, session: Session) -> None:
         """Return when nothing here reads memory of `session` any more: a frame that is half sent goes on from a copy.
@@ -146,15 +148,14 @@ class Outlet:
             self._supply.lost(self)
 
     def _turn(self) -> bool:
+        # What is sent is chosen when there is room for it, by what is known by then.
+        if not self._room.wait(self._link.io_timeout):
+            raise Cut("the peer took nothing for too long")
         with self._link.lock:
             self._busy = False
             waited = self._wait()
             if self._over:
                 return False
-        # What is sent is chosen when there is room for it, so by what is known by then.
-        if not self._room.wait(self._link.io_timeout):
-            raise Cut("the peer took nothing for too long")
-        with self._link.lock:
             item = self._next()
             if item is None and waited:
                 item = self._beat
@@ -197,10 +198,13 @@ class Outlet:
             return None
         arrival, held = self.arrivals.popleft(), not self.open
         self.under_way -= arrival.nbytes
-        if held:
+        self._let_go(held)
+        return arrival.item
+
+    def _let_go(self, held: bool) -> None:
+        if held and self.open:
             self.held_until = now()
             self._supply.roomy()
-        return arrival.item
 
     def _send(self, item: Piece | bytes) -> None:
         with self._reading:
