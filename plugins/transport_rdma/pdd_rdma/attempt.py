@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from pdd_rdma.config import RdmaConfig
 from pdd_rdma.peers import Lost, Peer
 from pdd_rdma.reader import Landing
 from pdd_rdma.readers import Readers
+from pdd_rdma.tally import Tally
 from pdd_rdma.waiting import to_its_end
 from pdd_rdma.wire import FEED, TAKEN, Ask, Offer, Offered, Taken, checksum
 from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, PddError, leaves
@@ -25,6 +27,8 @@ STUCK = 2.0
 """Seconds that a read which nobody wants any more may take to end, before all reads of this worker are ended."""
 LATE = 5.0
 """Seconds the sender has, past the deadline, to end a session by itself."""
+SLICE = 2 << 20
+"""Bytes that are read and hashed at once: little enough for a processor's cache."""
 GIVE_BACK = 64 << 20
 """Bytes that the sender holds for us after we have read them, at most, while more is on its way."""
 
@@ -106,24 +110,21 @@ class Attempt:
             raise Damaged(f"{len(damaged)} blocks came damaged, the first is {damaged[0]}")
 
     def _checked_read(self, peer: Peer, landings: Sequence[Landing], blocks: Sequence[Offered]) -> Future[list[int]]:
-        """Read blocks, and look at them in the thread that did; what is damaged."""
-        checked: Future[list[int]] = Future()
-
-        def on_read(read: Future[None]) -> None:
-            try:
-                read.result()
-                checked.set_result(self._check(blocks) if self._checksums else [])
-            except BaseException as error:
-                checked.set_exception(error)
-
-        self._readers.read(
-            peer.remote,
-            self._subscription.layout.block_bytes,
-            np.array([block.number for block in blocks], np.int32),
-            landings,
-            np.array([block.index for block in blocks], np.int32),
-        ).add_done_callback(on_read)
-        return checked
+        """Read blocks, slice by slice, and look at each in the thread that read it, while it is in that processor's
+        cache; what is damaged."""
+        size = self._subscription.layout.block_bytes
+        step = max(1, SLICE // size) if self._checksums else len(blocks)
+        slices = [blocks[start : start + step] for start in range(0, len(blocks), step)]
+        tally = Tally(len(slices))
+        for each in slices:
+            self._readers.read(
+                peer.remote,
+                size,
+                np.array([block.number for block in each], np.int32),
+                landings,
+                np.array([block.index for block in each], np.int32),
+            ).add_done_callback(tally.counted(partial(self._check, each) if self._checksums else list))
+        return tally.done
 
     async def _ended(self, read: asyncio.Future[list[int]]) -> list[int]:
         """Raises `NixlError`. However it ends, the read has."""
