@@ -186,8 +186,10 @@ def _models(scene: Scene) -> Iterator[GraphError]:
         ends = (edge.source, edge.target)
         ours, theirs = (scene.graph.model_of(pool) for pool in ends)
         one_engine = len({scene.spec.pools[pool].engine.plugin for pool in ends}) == 1
-        # Each engine has its own names for models, so sources of two engines say nothing.
-        for key in ("source", "dtype", "mode") if one_engine else ("dtype", "mode"):
+        # Each engine has its own names for models, so sources of two engines say nothing. KV of another dtype is
+        # converted by who receives it, but then it is not bit for bit what exact mode computes.
+        exact = "exact" in (ours.mode, theirs.mode)
+        for key in (*(("source",) if one_engine else ()), *(("dtype",) if exact else ()), "mode"):
             a, b = getattr(ours, key), getattr(theirs, key)
             own = next((pool for pool in reversed(ends) if scene.spec.pools[pool].model), edge.target)
             if a == b or own in told:

@@ -91,6 +91,15 @@ def _capabilities(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddEr
                 fix="set mode: fast, or choose another engine",
             )
     for index, edge in enumerate(graph.spec.edges):
+        if edge.transport is not None and "exact" in {graph.model_of(pool).mode for pool in (edge.source, edge.target)}:
+            transport = plugins.transport(edge.transport.plugin)
+            if not transport.lossless(plugins.configure(transport, edge.transport.config, "")):
+                yield GraphError(
+                    f"transport {transport.name} is lossy with these settings, and the model is computed in exact mode",
+                    where=loaded.locate(("spec", "edges", index, "transport")),
+                    why="KV that does not arrive bit for bit changes logits",
+                    fix="leave the lossy setting out of its config, or set mode: fast",
+                )
         ends = [(graph.spec.pools[pool].engine.plugin, promises[pool]) for pool in (edge.source, edge.target)]
         native = [engine for engine, promise in ends if promise is not None and promise.kv == "native"]
         if edge.carries == "kv" and native and ends[0][0] != ends[1][0]:

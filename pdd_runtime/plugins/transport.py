@@ -174,6 +174,11 @@ class Transport(ABC):
     def __init__(self, config: BaseModel, context: TransportContext) -> None:
         self.config, self.context = config, context
 
+    @classmethod
+    def lossless(cls, config: BaseModel) -> bool:
+        """Whether blocks arrive bit for bit with these settings: `validate` refuses exact mode over what does not."""
+        return True
+
     @abstractmethod
     async def serve(self, source: BlockSource, host: str) -> str:
         """Listen on `host` and feed subscribers from `source`. Returns the endpoint others fetch from."""

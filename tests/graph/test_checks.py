@@ -231,10 +231,9 @@ EDGES = """\
         ),
         (
             "main: {role: main, cluster: dc-b, ",
-            "main: {role: main, cluster: dc-b, model: {source: tiny, dtype: bfloat16}, ",
+            "main: {role: main, cluster: dc-b, model: {source: tiny, mode: exact}, ",
             [
-                'g.yaml:16:68: pools "prefill" and "main" do not compute the same model: '
-                "dtype is float32 and bfloat16\n"
+                'g.yaml:16:67: pools "prefill" and "main" do not compute the same model: mode is fast and exact\n'
                 "  why: kv of the one would mean something else to the other, which refuses it\n"
                 "  fix: set spec.model for all pools; a pool's own `model` replaces it whole",
             ],
@@ -254,6 +253,14 @@ def test_what_no_single_key_shows_is_found(pdd: str, old: str, new: str, message
     assert pdd.count(old) == 1
     assert faults(pdd.replace(old, new)) == messages
     assert all("\n  why: " in message and "\n  fix: " in message for message in messages)
+
+
+def test_kv_of_another_dtype_is_converted_but_not_in_exact_mode(pdd: str) -> None:
+    main = "main: {role: main, cluster: dc-b, "
+    text = pdd.replace(main, f"{main}model: {{source: tiny, dtype: bfloat16}}, ")
+    loads(text)
+    (fault,) = faults(text.replace("model: {source: tiny", "model: {mode: exact, source: tiny"))
+    assert "dtype is float32 and bfloat16" in fault
 
 
 def test_a_relay_must_share_its_prefills_main(pdd: str) -> None:

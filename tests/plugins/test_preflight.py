@@ -19,6 +19,9 @@ from pdd_runtime.testing.scripted import ScriptedEngine
 QUICKSTART = Path(__file__).parents[2] / "graphs" / "quickstart.yaml"
 
 
+TORCH = tuple(f"spec.pools.{pool}.engine.plugin=torch" for pool in ("prefill", "relay", "main"))
+
+
 @pytest.fixture(scope="module")
 def plugins() -> PluginManager:
     return load_plugins()
@@ -155,3 +158,12 @@ def test_what_engines_promise_is_compared_with_what_the_graph_asks(tmp_path: Pat
         "  why: the KV of engine native is its own: no other engine reads it\n"
         "  fix: give both pools one engine, or engines with portable KV",
     ]
+
+
+def test_exact_mode_is_not_run_over_what_is_lossy(plugins: PluginManager) -> None:
+    lossy = "spec.edges.1.transport.config.quantize=int8-channel"
+    assert faults(plugins, lossy) == []
+    exact = (*TORCH, "spec.model.mode=exact")
+    assert faults(plugins, *exact) == []
+    (fault,) = faults(plugins, *exact, lossy)
+    assert "quickstart.yaml:31:57: transport tcp is lossy with these settings" in fault

@@ -33,6 +33,11 @@ class TcpTransport(Transport):
     name = "tcp"
     Config = TcpConfig
 
+    @classmethod
+    def lossless(cls, config: BaseModel) -> bool:
+        assert isinstance(config, TcpConfig)
+        return config.quantize == "off"
+
     def __init__(self, config: BaseModel, context: TransportContext) -> None:
         if not isinstance(config, TcpConfig):
             raise TypeError(f"{type(config).__name__} is no TcpConfig")
