@@ -139,7 +139,7 @@ def test_the_report_is_readable(cli: Cli, check: Check, tmp_path: Path) -> None:
     assert "passed" in done.out
 
 
-@pytest.mark.parametrize("name", ["builtin", "torch"])
+@pytest.mark.parametrize("name", ["builtin", "torch", "llamacpp"])
 def test_the_suites_that_are_shipped_can_be_found(name: str) -> None:
     (suite,) = entry_points(group="pdd_runtime.conformance", name=name)
     assert suite.load()

@@ -143,6 +143,7 @@ class LlamaCppRunner(Runner):
                 self.save(chunk, part.sequence)
         except EngineError:
             self.forget([chunk.sequence for chunk in chunks])
+            self._open_context.forget(self._transit)
             raise
         return [None if row is None else row.copy() for row in logits]
 

@@ -160,17 +160,22 @@ def test_cells_are_found_wherever_they_are_free(compute: Compute) -> None:
             computer.store.release(table)
 
 
-def test_a_failed_batch_leaves_nothing_of_its_sequences(compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
-    computer = compute()
-    blocks = computer.blocks(40)
-    computer.run((1, 0, 20, blocks))
-    (expected,) = computer.run((1, 20, 30, blocks))
-    monkeypatch.setattr(computer.runner._context, "decode", lambda parts: failing())
+@pytest.mark.parametrize("call", ["decode", "read", "write"])
+def test_what_fails_leaves_nothing_of_its_sequences(
+    compute: Compute, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    computer = compute(cells=256, context_length=256)
+    blocks = computer.blocks(240)
+    computer.run((1, 0, 128, blocks))
+    computer.run((1, 128, 230, blocks))
+    (expected,) = computer.run((1, 230, 240, blocks))
+    computer.runner.forget([1])
+    monkeypatch.setattr(computer.runner._context, call, lambda *_: failing())
     with pytest.raises(EngineError, match="as if"):
-        computer.run((1, 30, 40, blocks))
+        computer.run((1, 230, 240, blocks))
     monkeypatch.undo()
     assert computer.runner._held == {}
-    assert np.array_equal(computer.run((2, 20, 30, blocks))[0], expected)
+    assert same(computer.run((2, 230, 240, blocks))[0], expected)
 
 
 def failing() -> None:
