@@ -11,7 +11,9 @@ REWRITTEN = tuple(
     f"{__name__}.{module}"
     for module in (
         "discovery_suite",
+        "engine_fault_suite",
         "engine_harness",
+        "engine_kv_suite",
         "engine_sampling_suite",
         "engine_suite",
         "handoff_simulation",

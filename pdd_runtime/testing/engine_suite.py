@@ -14,25 +14,24 @@ decide what is skipped.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
-from typing import Any
+from contextlib import aclosing
 
 import pytest
 from tokenizers import Tokenizer
 
-from pdd_runtime.errors import CapacityError, EngineError, PddError
+from pdd_runtime.errors import EngineError
 from pdd_runtime.kv import chain, seed
 from pdd_runtime.plugins.engine import Extended, Sampling, Stopped, Tokens
+from pdd_runtime.testing.engine_fault_suite import EngineFaults
 from pdd_runtime.testing.engine_harness import GREEDY, PATIENCE, EngineHarness
+from pdd_runtime.testing.engine_kv_suite import KvConformance
 from pdd_runtime.testing.engine_sampling_suite import SamplingConformance
 
 SEEDED = Sampling(temperature=0.8, seed=1234567)
 
 
 @pytest.mark.asyncio
-class EngineConformance(SamplingConformance):
+class EngineConformance(SamplingConformance, KvConformance, EngineFaults):
     """What every engine promises."""
 
     # What it is
@@ -261,82 +260,7 @@ class EngineConformance(SamplingConformance):
             await harness.engine.seal("nobody", 5)
             await harness.engine.cancel("nobody")
 
-    # Cancel
-
-    @pytest.mark.parametrize(
-        ("way", "events_read"), [("close", 0), ("close", 1), ("close", 3), ("cancel", 1), ("cancel", 2), ("cancel", 4)]
-    )
-    async def test_a_cancelled_prefill_or_decode_frees_all(
-        self, harness: EngineHarness, way: str, events_read: int
-    ) -> None:
-        tokens = self.prompt(harness.info.layout.block_size * 4)
-        for stream in (
-            harness.prefilling(tokens, request_id="gone"),
-            harness.decoding(tokens, 200, request_id="gone"),
-            harness.decoding(tokens, 1, hold=True, request_id="gone"),
-        ):
-            await self._abandon(harness, stream, events_read, way)
-            await harness.idle()
-        assert len(await harness.generate(tokens, 2)) == 2
-
-    @pytest.mark.parametrize("way", ["close", "cancel"])
-    async def test_a_cancel_while_the_stream_waits_ends_it(self, harness: EngineHarness, way: str) -> None:
-        """The caller stands in the middle of a wait for the next event: the state of every cancelled RPC."""
-        events = harness.decoding(self.prompt(10), 2, hold=True, request_id="held")
-
-        async def read() -> None:
-            async with aclosing(events):
-                async for _ in events:
-                    pass
-
-        reader = asyncio.create_task(read())
-        await harness.until(lambda: harness.store.stats.used > 0, "the request has not begun")
-        await asyncio.sleep(0.02)
-        if way == "close":
-            reader.cancel()
-        else:
-            await harness.engine.cancel("held")
-        _, pending = await asyncio.wait({reader}, timeout=PATIENCE)
-        assert not pending, "the stream did not end"
-        with pytest.raises((asyncio.CancelledError, PddError)):
-            reader.result()
-        await harness.idle()
-
-    async def test_cancels_at_random_moments_free_all(self, harness: EngineHarness) -> None:
-        dice = random.Random(5)
-        size = harness.info.layout.block_size
-
-        async def one(which: int) -> None:
-            tokens = self.prompt(dice.randrange(1, 6 * size), which % 5)
-            stream = dice.choice([harness.prefilling(tokens), harness.decoding(tokens, 40, hold=dice.random() < 0.5)])
-            await self._abandon(harness, stream, dice.randrange(6), "close")
-
-        for start in range(0, 40, 4):
-            await asyncio.gather(*(one(which) for which in range(start, start + 4)))
-        await harness.idle()
-
-    # Limits
-
-    async def test_a_prompt_over_the_context_length_is_refused(self, harness: EngineHarness) -> None:
-        limit = harness.info.context_length
-        tokens = tuple(self.vocabulary[0] for _ in range(limit + 1))
-        for attempt in (harness.prefill(tokens), harness.decode(tokens, 1)):
-            with pytest.raises(CapacityError, match=str(limit)):
-                await attempt
-        await harness.idle()
-        assert len(await harness.generate(self.prompt(5), 2)) == 2
-
-    async def test_a_full_store_fails_or_delays_a_request_and_no_other(self, harness: EngineHarness) -> None:
-        store = harness.store
-        taken = store.allocate(store.stats.free + store.stats.cached)
-        attempt = asyncio.ensure_future(harness.generate(self.prompt(20), 3))
-        await asyncio.wait({attempt}, timeout=0.2)
-        store.release(taken)
-        try:
-            assert len(await attempt) == 3
-        except CapacityError:
-            assert len(await harness.generate(self.prompt(20), 3)) == 3
-        await harness.idle()
+    # Ends
 
     async def test_drain_lets_the_running_end_and_takes_no_more(self, harness: EngineHarness) -> None:
         events = harness.decoding(self.prompt(10), 5)
@@ -360,18 +284,3 @@ class EngineConformance(SamplingConformance):
             with pytest.raises(EngineError):
                 await anext(events)
         assert harness.store.stats.used == 0
-
-    @staticmethod
-    async def _abandon(harness: EngineHarness, stream: AsyncGenerator[Any, None], events: int, way: str) -> None:
-        """Read some events, then close the stream or cancel the request named `gone`."""
-        async with asyncio.timeout(PATIENCE), aclosing(stream):
-            for _ in range(events):
-                event = await anext(stream, None)
-                if event is None or isinstance(event, Stopped):
-                    break
-            if way == "cancel":
-                await harness.engine.cancel("gone")
-                # An engine that runs ahead of its reader may have ended the request before.
-                with suppress(PddError):
-                    async for _ in stream:
-                        pass
