@@ -50,6 +50,9 @@ class Metrics:
             "pdd_cached_tokens", "Prompt tokens whose KV was there already", ("tier",), registry=registry
         )
         self._kv = Counter("pdd_kv_bytes", "KV that crossed an edge", ("edge",), registry=registry)
+        self._saved = Counter(
+            "pdd_kv_saved_bytes", "KV that needed not cross, for the target had it cached", ("edge",), registry=registry
+        )
         Gauge("pdd_sessions", "Sessions in flight", registry=registry).set_function(sessions)
         # A transfer that failed never settles: the bound forgets it.
         self._open: deque[_Moving] = deque(maxlen=100)
@@ -93,6 +96,8 @@ class Metrics:
         for tier, count in body["cached"].items():
             self._cached.labels(tier).inc(count or 0)
         self._prompt.inc(body["prompt_tokens"])
+        for transfer in body["kv"]:
+            self._saved.labels(transfer["edge"]).inc(transfer["bytes_cached"])
         if body["handoff"] is not None and body["handoff"]["gap"] is not None:
             self._handoff.observe(body["handoff"]["gap"])
 

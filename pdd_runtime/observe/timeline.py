@@ -35,6 +35,8 @@ class KvTransfer(msgspec.Struct):
     blocks_sent: int = 0
     blocks_cached: int = 0
     """Not sent, because the target had them."""
+    bytes_cached: int = 0
+    """What those would have been on the wire."""
     started: float = 0.0
     finished: float | None = None
     """None: under way, or failed (an event then says why)."""

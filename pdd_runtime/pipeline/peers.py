@@ -58,6 +58,11 @@ class Peer:
         """How many tokens that many blocks hold, when all are full."""
         return blocks * self.member.info.layout.block_size if self.member.info else 0
 
+    @property
+    def token_bytes(self) -> int:
+        """Of the KV of one token, as it lies there; 0: not known."""
+        return self.member.info.layout.token_bytes if self.member.info else 0
+
     def view(self, cached_tokens: int) -> WorkerView:
         assert self.member.role != "frontend"
         return WorkerView(
@@ -69,7 +74,7 @@ class Peer:
             waiting=max(self.load.waiting, self.sessions - self.load.running),
             batch_limit=max(1, self.load.batch_limit),
             capabilities=self._capabilities,
-            token_bytes=self.member.info.layout.token_bytes if self.member.info else 0,
+            token_bytes=self.token_bytes,
         )
 
 

@@ -212,8 +212,10 @@ class Session:
                     match event:
                         case Fetching(blocks_cached):
                             record.blocks_cached = blocks_cached
+                            there_already = min(taker.tokens_in(blocks_cached), len(tokens))
+                            record.bytes_cached = giver.token_bytes * there_already
                             if target == "main" and source == "prefill":
-                                self.timeline.cached.main = min(taker.tokens_in(blocks_cached), len(self.prompt))
+                                self.timeline.cached.main = min(there_already, len(self.prompt))
                         case FetchProgress(blocks, size):
                             record.blocks_sent, record.bytes = blocks, size
                         case Fetched(report, there):

@@ -23,7 +23,8 @@ def finished() -> Timeline:
     timeline.cached.prefill, timeline.cached.main = 64, None
     timeline.tokens.prefill, timeline.tokens.relay, timeline.tokens.main = 1, 20, 11
     for target, size in (("relay", 1000), ("main", 900)):
-        timeline.transfer("prefill", target).bytes = size
+        transfer = timeline.transfer("prefill", target)
+        transfer.bytes, transfer.bytes_cached = size, 2 * size
     timeline.hands_off("catch-up").gap = 0.07
     timeline.finished("length")
     return timeline
@@ -60,6 +61,7 @@ def test_an_answer_is_counted_by_route_tier_and_edge() -> None:
     assert [got["pdd_tokens_total", (tier,)] for tier in ("prefill", "relay", "main")] == [1, 20, 11]
     assert got["pdd_kv_bytes_total", ("prefill->relay",)] == 1000
     assert got["pdd_kv_bytes_total", ("prefill->main",)] == 900
+    assert got["pdd_kv_saved_bytes_total", ("prefill->main",)] == 1800
     assert got["pdd_prompt_tokens_total", ()] == 100
     assert got["pdd_cached_tokens_total", ("prefill",)] == 64
     assert got["pdd_handoff_gap_seconds_count", ()] == 1

@@ -53,6 +53,7 @@ def test_times_are_seconds_from_arrival() -> None:
             "bytes": 4096,
             "blocks_sent": 2,
             "blocks_cached": 0,
+            "bytes_cached": 0,
             "started": 0.25,
             "finished": 1.25,
             "goodput": 4096.0,

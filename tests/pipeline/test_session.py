@@ -75,6 +75,7 @@ async def test_the_second_turn_sends_its_suffix_only(fleet: Any, prompt: Prompt,
     # 304 tokens are 19 blocks. Main has the prompt and the answer but its last token: 13 blocks.
     kv = second.transfer("prefill->main")
     assert (kv["blocks_cached"], kv["blocks_sent"], kv["bytes"]) == (13, 6, 6 * BLOCK_BYTES)
+    assert kv["bytes_cached"] == 13 * BLOCK_BYTES
     # Prefill has only ever seen the prompt.
     assert second.timeline["cached"] == {"prefill": 160, "main": 208}
     assert second.finish.cached_tokens == 160
