@@ -18,10 +18,10 @@ class RdmaConformance(TransportConformance):
 class TestSharedMemory(RdmaConformance):
     @pytest.fixture
     def config(self) -> RdmaConfig:
-        return RdmaConfig(tls="all")
+        return RdmaConfig(tls="all", readers=1)
 
 
 class TestTcp(RdmaConformance):
     @pytest.fixture
     def config(self) -> RdmaConfig:
-        return RdmaConfig(tls="tcp")
+        return RdmaConfig(tls="tcp", readers=1)
