@@ -70,6 +70,7 @@ class Incoming:
         self._positions: list[int] = []
         self._claimed: dict[int, int] = {}
         self._staged: dict[int, Staged] = {}
+        self._latest = -1, memoryview(b"")
 
     @property
     def over(self) -> bool:
@@ -250,11 +251,16 @@ class Incoming:
         self._number = number
         self._digest = None
         self._positions, self._claimed, self._staged = [], {}, {}
+        self._latest = -1, memoryview(b"")
 
     def _memory(self, position: int) -> memoryview:
+        """All of a block's. The last one's is kept for its other frames."""
+        if self._latest[0] == position:
+            return self._latest[1]
         memory = self._sink.memory(position).cast("B")
         if len(memory) != self._size:
             raise ValueError(f"the sink has {len(memory)} bytes for block {position}, and the layout {self._size}")
+        self._latest = position, memory
         return memory
 
     def _stage(self, position: int, frame: wire.Frame) -> memoryview:

@@ -153,13 +153,16 @@ class Outlet:
             raise Cut("the peer took nothing for too long")
         with self._link.lock:
             self._busy = False
-            waited = self._wait()
+            waited = not self._due() and self._wait()
             if self._over:
                 return False
             item = self._next()
             if item is None and waited:
                 item = self._beat
-            self._session = item.session if isinstance(item, Piece | Block) else None
+            if isinstance(item, Piece):
+                self._session = item.block.session
+            elif isinstance(item, Block):
+                self._session = item.session
             self._busy = item is not None
         if isinstance(item, Piece):
             self._send(item)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 STEEPEST = 16
@@ -55,8 +55,11 @@ class Scheduler:
         self._fifo, self._small, self._ageing = order == "fifo", small, ageing
         self._oldest: Transfer | None = None
 
-    def pick(self, waiting: Iterable[T]) -> T | None:
+    def pick(self, waiting: Sequence[T]) -> T | None:
         """Of the transfers that have something to send, the one to send next."""
+        if len(waiting) == 1:
+            self._oldest = waiting[0]
+            return waiting[0]
         best: T | None = None
         oldest: T | None = None
         best_key = (False, 0.0, 0.0)

@@ -289,14 +289,14 @@ def seal(
 ) -> bytes:
     """A header of a payload whose checksum is known."""
     head = _HEAD.pack(kind, encoding, fetch, block, part, length, size, bind, body)
-    return head + _SUM.pack(checksum_of(head))
+    return head + _SUM.pack(xxhash.xxh3_64_intdigest(head))
 
 
 def unpack_frame(header: bytes | bytearray) -> Frame | None:
     """None where the header is not what its checksum says."""
-    if checksum_of(header[: _HEAD.size]) != _SUM.unpack_from(header, _HEAD.size)[0]:
+    if xxhash.xxh3_64_intdigest(header[: _HEAD.size]) != _SUM.unpack_from(header, _HEAD.size)[0]:
         return None
-    return Frame._make(_HEAD.unpack_from(header))
+    return Frame(*_HEAD.unpack_from(header))
 
 
 def frames_of(size: int, frame: int) -> int:
