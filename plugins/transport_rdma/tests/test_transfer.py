@@ -90,18 +90,6 @@ async def test_separate_processes(party: Party, tls: str) -> None:
         assert await line(fetching) == "ok"
 
 
-async def test_what_was_sent_is_told(party: Party) -> None:
-    source, wanted = StoreSource(), sequence(20)
-    source.make(wanted)
-    sender = party("dc-a", source.store)
-    assert sender.telemetry() == ()
-    await party("dc-b").fetch(await sender.serve(source, HOST), subscription(wanted), StoreSink(wanted))
-    (link,) = sender.telemetry()
-    assert (link.cluster, link.sent, link.queue) == ("dc-b", 20 * LAYOUT.block_bytes, 0)
-    assert link.goodput is not None
-    assert link.goodput > 0
-
-
 async def test_nothing_wanted_is_nothing_done(party: Party) -> None:
     report = await party("dc-b").fetch("127.0.0.1:1", subscription([]), StoreSink([]))
     assert (report.bytes, report.blocks, report.gone) == (0, 0, 0)
