@@ -202,8 +202,9 @@ class TransportFaults(TransportFixtures):
             return proxy.passed
 
     def _places(self, total: int) -> list[int]:
-        """Bytes where something may go wrong, of so many: close to where each block begins, and the last one."""
-        if self.in_band:
+        """Bytes where something may go wrong, of so many: close to where each block begins, and the last one; all
+        over it where blocks go another way, or compressed."""
+        if self.in_band and total >= BLOCKS * BLOCK:
             return [block * BLOCK + beside for block in range(BLOCKS) for beside in range(0, 421, 60)] + [total - 1]
         return [*range(0, total, max(1, total // 24)), total - 1]
 

@@ -32,6 +32,16 @@ class TestTcpWithOneStream(TransportConformance):
         return TcpConfig(streams=1)
 
 
+class TestTcpWithCompression(TransportConformance):
+    plugin = TcpTransport
+    emulates = False  # The suite reckons with whole blocks, and these are small on the line.
+
+    @pytest.fixture
+    def config(self) -> BaseModel:
+        pytest.importorskip("blosc2")
+        return TcpConfig(compression="blosc2")
+
+
 class Hoarder(TcpTransport):
     """Says that blocks are done before they are, keeps no error's class, and forgets what it began."""
 
