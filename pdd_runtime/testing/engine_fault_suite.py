@@ -51,14 +51,7 @@ class EngineFaults(EngineFixtures):
         reader = asyncio.create_task(read())
         await harness.until(lambda: harness.store.stats.used > 0, "the request has not begun")
         await asyncio.sleep(0.02)
-        if way == "close":
-            reader.cancel()
-        else:
-            await harness.engine.cancel("held")
-        _, pending = await asyncio.wait({reader}, timeout=PATIENCE)
-        assert not pending, "the stream did not end"
-        with pytest.raises((asyncio.CancelledError, PddError)):
-            reader.result()
+        await self._end(harness, reader, way, "held")
         await harness.idle()
 
     async def test_cancels_at_random_moments_free_all(self, harness: EngineHarness) -> None:
@@ -89,15 +82,8 @@ class EngineFaults(EngineFixtures):
         events = harness.decoding(self.prompt(20), 3, request_id="waits")
         waiting = asyncio.ensure_future(harness.collect(events))
         await asyncio.sleep(0)
-        if way == "close":
-            waiting.cancel()
-        else:
-            await harness.engine.cancel("waits")
-        _, pending = await asyncio.wait({waiting}, timeout=PATIENCE)
-        assert not pending, "the stream did not end"
+        await self._end(harness, waiting, way, "waits")
         await events.aclose()
-        with pytest.raises((asyncio.CancelledError, PddError)):
-            waiting.result()
         store.release(taken)
         assert {len(ids) for ids in await asyncio.gather(*running)} <= {30}
         await harness.idle()
@@ -200,6 +186,18 @@ class EngineFaults(EngineFixtures):
         events = harness.decoding(self.prompt(20), 3, request_id="same")
         async with asyncio.timeout(PATIENCE), aclosing(events):
             assert len((await harness.collect(events)).ids) == 3
+
+    @staticmethod
+    async def _end(harness: EngineHarness, reader: asyncio.Future[Any], way: str, request_id: str) -> None:
+        """Of a request, by its reader or by its id."""
+        if way == "close":
+            reader.cancel()
+        else:
+            await harness.engine.cancel(request_id)
+        _, pending = await asyncio.wait({reader}, timeout=PATIENCE)
+        assert not pending, "the stream did not end"
+        with pytest.raises((asyncio.CancelledError, PddError)):
+            reader.result()
 
     @staticmethod
     async def _abandon(harness: EngineHarness, stream: AsyncGenerator[Any, None], events: int, way: str) -> None:

@@ -170,11 +170,11 @@ class EngineHarness:
         assert (load.running, load.waiting, load.blocks_used) == (0, 0, 0)
 
     @staticmethod
-    async def until(true: Callable[[], bool], otherwise: str, seconds: float = 5.0) -> None:
+    async def until(true: Callable[[], bool], otherwise: str) -> None:
         """Wait for a condition that an engine's own loop brings about."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(PATIENCE):
                 while not true():  # noqa: ASYNC110 - an engine has no event to wait for
                     await asyncio.sleep(0.002)
         except TimeoutError:
-            raise AssertionError(f"after {seconds} s {otherwise}") from None
+            raise AssertionError(f"after {PATIENCE} s {otherwise}") from None
