@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import NamedTuple
 
 from starlette.responses import Response
@@ -55,6 +53,8 @@ class Answer(Response):
         self.status_code, self.background = 200, None
         self.init_headers()
         self._service, self._job = service, job
+        self._left = len(job.choices)
+        """Choices that have not finished."""
         self._paces = [Pace(arrived) for _ in job.sessions]
         self._begun = [asyncio.Event() for _ in job.sessions]
         self._arrived = arrived
@@ -62,19 +62,26 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         inbox = Inbox()
         status = CLIENT_GONE
+
+        async def answer() -> None:
+            nonlocal status
+            try:
+                if self._job.stream:
+                    status = await self._stream(inbox, send, scope["pdd_send"])
+                else:
+                    status = await self._whole(inbox, send)
+            finally:
+                # This is also what cancels the sessions on their workers.
+                for task in others:
+                    task.cancel()
+
         with self._service.running(inbox, self._listed):
             try:
                 async with asyncio.TaskGroup() as group:
-                    watch = group.create_task(_watch(receive, inbox))
-                    sessions = [
-                        group.create_task(self._run(session, i, inbox)) for i, session in enumerate(self._job.sessions)
-                    ]
-                    try:
-                        status = await (self._stream(inbox, send) if self._job.stream else self._whole(inbox, send))
-                    finally:
-                        # Closing a session's generator is what cancels it on its workers.
-                        for task in (watch, *sessions):
-                            task.cancel()
+                    others = [group.create_task(self._run(s, i, inbox)) for i, s in enumerate(self._job.sessions)]
+                    others.append(group.create_task(_watch(receive, inbox)))
+                    # In a task of its own: to wake this one up means going through every layer of the application.
+                    group.create_task(answer())
             finally:
                 self._record(status)
 
@@ -98,49 +105,48 @@ class Answer(Response):
             if not isinstance(last, Finish):
                 inbox.fail(RemoteError("the session ended without an end", where=f"request {session.id}"))
 
-    async def _progress(self, inbox: Inbox) -> AsyncGenerator[list[Progress], None]:
-        """What there is to say, until every choice has finished."""
+    async def _progress(self, inbox: Inbox) -> list[Progress]:
+        """Wait for something to say, and take all of it."""
         choices = self._job.choices
-        left = len(choices)
-        while left:
-            moved: dict[int, int] = {}
-            finished: set[int] = set()
-            for index, made in await inbox.take():
-                choice = choices[index]
-                before, cut = choice.tokens, choice.cut
-                if choice.push(made):
-                    finished.add(index)
-                elif choice.cut and not cut:
-                    self._service.driver.stop(self._job.sessions[index].id)
-                moved[index] = moved.get(index, 0) + choice.tokens - before
-            at = now()
-            for index, tokens in moved.items():
-                if tokens:
-                    self._paces[index].sent(tokens, at)
-            left -= len(finished)
-            yield [Progress(i, choices[i].take(), choices[i].finish_reason if i in finished else None) for i in moved]
+        moved: dict[int, int] = {}
+        finished: set[int] = set()
+        for index, made in await inbox.take():
+            choice = choices[index]
+            before, cut = choice.tokens, choice.cut
+            if choice.push(made):
+                finished.add(index)
+            elif choice.cut and not cut:
+                self._service.driver.stop(self._job.sessions[index].id)
+            moved[index] = moved.get(index, 0) + choice.tokens - before
+        at = now()
+        for index, tokens in moved.items():
+            if tokens:
+                self._paces[index].sent(tokens, at)
+        self._left -= len(finished)
+        return [Progress(i, choices[i].take(), choices[i].finish_reason if i in finished else None) for i in moved]
 
-    async def _stream(self, inbox: Inbox, send: Send) -> int:
+    async def _stream(self, inbox: Inbox, send: Send, send_chunk: Send) -> int:
         form = self._job.form
         opened: set[int] = set()
         data = b""
         try:
-            async with aclosing(self._progress(inbox)) as progress:
-                async for steps in progress:
-                    events: list[bytes] = []
-                    for index, piece, reason in steps:
-                        if index not in opened:
-                            events.append(form.opening(index))
-                        if piece:
-                            events.append(form.delta(index, piece))
-                        if reason is not None:
-                            events.append(form.closing(index, reason))
-                    if not opened:
-                        await send(_start(200, EVENT_STREAM))
-                    opened.update(step.number for step in steps)
-                    data = b"".join(events)
-                    if data and not self._job.finished:
-                        await send({"type": "http.response.body", "body": data, "more_body": True})
+            while self._left:
+                steps = await self._progress(inbox)
+                events: list[bytes] = []
+                started = bool(opened)
+                for index, piece, reason in steps:
+                    if index not in opened:
+                        opened.add(index)
+                        events.append(form.opening(index))
+                    if piece:
+                        events.append(form.delta(index, piece))
+                    if reason is not None:
+                        events.append(form.closing(index, reason))
+                if not started:
+                    await send(_start(200, EVENT_STREAM))
+                data = b"".join(events)
+                if data and self._left:
+                    await send_chunk({"type": "http.response.body", "body": data, "more_body": True})
         except ClientGone:
             return CLIENT_GONE
         except Exception as error:
@@ -157,10 +163,9 @@ class Answer(Response):
     async def _whole(self, inbox: Inbox, send: Send) -> int:
         pieces: list[list[Piece]] = [[] for _ in self._job.choices]
         try:
-            async with aclosing(self._progress(inbox)) as progress:
-                async for steps in progress:
-                    for index, piece, _ in steps:
-                        pieces[index].append(piece)
+            while self._left:
+                for index, piece, _ in await self._progress(inbox):
+                    pieces[index].append(piece)
         except ClientGone:
             return CLIENT_GONE
         except Exception as error:

@@ -73,15 +73,13 @@ class Choice:
         self.cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         """Set as soon as its text is whole."""
-        self.complete = False
-        """Its session has ended as well, and said what it had cached."""
         self.cut = False
         """A stop string ended it; its session must be told."""
 
     def push(self, item: Token | Finish) -> bool:
         """Take the next item; True for the last one. Tokens that come behind a stop string are ignored."""
         if isinstance(item, Finish):
-            self.complete, self.cached_tokens = True, item.cached_tokens
+            self.cached_tokens = item.cached_tokens
             if not self.cut:
                 self._finish(item.reason)
             return True

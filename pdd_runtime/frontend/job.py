@@ -28,16 +28,12 @@ class Job(NamedTuple):
     fields: Mapping[str, str] = {}
     """What workers call by their own names, to the request's field that asked for it."""
 
-    @property
-    def finished(self) -> bool:
-        return all(choice.complete for choice in self.choices)
-
     def leader(self, index: int) -> int:
         """The first session of the same prompt: the others wait for its first token, and find the prompt cached."""
         return index - index % self.of_prompt
 
     def usage(self) -> Usage:
-        """So far; the truth once every choice is complete. A prompt counts once, however many choices it has, and as
+        """So far; the truth once every session has ended. A prompt counts once, however many choices it has, and as
         cached is what was so before this request came."""
         firsts = range(0, len(self.sessions), self.of_prompt)
         prompt = sum(len(self.sessions[first].tokens) for first in firsts)

@@ -23,6 +23,8 @@ class RequestIds:
             return
         scope["pdd_request_id"] = request_id = new_id("req")
         scope["pdd_arrived"] = now()
+        # For chunks in the middle of an answer: the layers in between only look at how one starts.
+        scope["pdd_send"] = send
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -85,12 +85,11 @@ async def test_after_a_stop_string_nothing_comes(bytes_language: Language) -> No
     choice = Choice(bytes_language, ["!"], entries=False)
     for i, id in enumerate(b"hi!"):
         assert not choice.push(Token(i, id))
-    assert (choice.cut, choice.finish_reason, choice.complete) == (True, "stop", False)
+    assert (choice.cut, choice.finish_reason) == (True, "stop")
     assert choice.push(Token(3, ord("x"))) is False
     assert choice.push(Finish("length", 5)) is True
     assert choice.take()[:2] == ("hi", [])
     assert (choice.finish_reason, choice.tokens, choice.cached_tokens) == ("stop", 3, 5)
-    assert choice.complete
 
 
 async def test_what_is_held_back_comes_out_at_the_end(bytes_language: Language) -> None:
