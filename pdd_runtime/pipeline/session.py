@@ -134,12 +134,11 @@ class Session:
 
     def accept(self, tokens: Iterable[Token], source: Source) -> None:
         """Enter tokens into the log and give what is new to the user, the end as well where this is it."""
-        for token in self.log.merge(tokens, source):
+        counts = self.timeline.tokens
+        for token, maker in self.log.merge(tokens, source):
             if self.finish is not None:
                 break
-            entry = self.log.entries[token.position - len(self.prompt)]
-            counts = self.timeline.tokens
-            setattr(counts, entry.source, getattr(counts, entry.source) + 1)
+            setattr(counts, maker, getattr(counts, maker) + 1)
             self.last_token_at = self.timeline.elapsed
             self.output.put(token)
             if token.id in self.request.sampling.stop_token_ids:

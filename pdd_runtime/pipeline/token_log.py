@@ -36,7 +36,7 @@ class TokenLog:
     def ids(self) -> tuple[int, ...]:
         return tuple(entry.token.id for entry in self.entries)
 
-    def merge(self, tokens: Iterable[Token], source: Source) -> list[Token]:
+    def merge(self, tokens: Iterable[Token], source: Source) -> list[Entry]:
         """Enter `tokens`; returns those that now follow the log without a gap, in order.
 
         A token of a position that is known is dropped; one ahead of a gap is kept until the gap is filled.
@@ -59,4 +59,4 @@ class TokenLog:
                     self.entries.append(early)
             else:
                 self._early[index] = Entry(token, source)
-        return [entry.token for entry in self.entries[before:]]
+        return self.entries[before:]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.pipeline.token_log import TokenLog
+from pdd_runtime.pipeline.token_log import Entry, Source, TokenLog
 from pdd_runtime.plugins.engine import Token
 
 
@@ -15,10 +15,14 @@ def tokens(*positions: int) -> list[Token]:
     return [Token(position, 100 + position) for position in positions]
 
 
+def entries(source: Source, *positions: int) -> list[Entry]:
+    return [Entry(token, source) for token in tokens(*positions)]
+
+
 def test_tokens_come_out_in_the_order_of_their_positions() -> None:
     log = TokenLog(10)
-    assert log.merge(tokens(10, 11), "prefill") == tokens(10, 11)
-    assert log.merge(tokens(12), "relay") == tokens(12)
+    assert log.merge(tokens(10, 11), "prefill") == entries("prefill", 10, 11)
+    assert log.merge(tokens(12), "relay") == entries("relay", 12)
     assert log.ids == (110, 111, 112)
     assert [entry.source for entry in log.entries] == ["prefill", "prefill", "relay"]
 
@@ -26,7 +30,7 @@ def test_tokens_come_out_in_the_order_of_their_positions() -> None:
 def test_a_position_is_given_out_once() -> None:
     log = TokenLog(10)
     log.merge(tokens(10, 11), "relay")
-    assert log.merge(tokens(10, 11, 12), "main") == tokens(12)
+    assert log.merge(tokens(10, 11, 12), "main") == entries("main", 12)
     assert log.conflicts == 0
     assert [entry.source for entry in log.entries] == ["relay", "relay", "main"]
 
@@ -45,8 +49,7 @@ def test_a_token_ahead_of_a_gap_waits_for_it() -> None:
     assert len(log) == 0
     assert log.merge([Token(12, 7)], "relay") == []
     assert log.conflicts == 1
-    assert log.merge(tokens(10, 11), "relay") == tokens(10, 11, 12)
-    assert [entry.source for entry in log.entries] == ["relay", "relay", "main"]
+    assert log.merge(tokens(10, 11), "relay") == [*entries("relay", 10, 11), *entries("main", 12)]
 
 
 def test_a_position_inside_the_prompt_is_refused() -> None:
@@ -61,10 +64,10 @@ def test_whatever_order_and_repeats_tokens_come_in_each_position_comes_out_once_
     log = TokenLog(5)
     sent = [5 + i for i in range(n)] + [5 + rng.randrange(n) for _ in range(n)]
     rng.shuffle(sent)
-    out: list[Token] = []
+    out: list[Entry] = []
     while sent:
         cut = rng.randint(1, len(sent))
         batch, sent = sent[:cut], sent[cut:]
         out += log.merge(tokens(*batch), rng.choice(["relay", "main"]))
-    assert out == tokens(*range(5, 5 + n))
+    assert [token for token, _ in out] == tokens(*range(5, 5 + n))
     assert log.conflicts == 0
