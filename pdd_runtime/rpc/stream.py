@@ -31,7 +31,7 @@ class RpcStream(Generic[T]):
         self, connection: RpcConnection, method: str, params: msgspec.Raw, items: PayloadDecoder, timeout: float | None
     ) -> None:
         self._connection, self._method, self._params, self._timeout = connection, method, params, timeout
-        self._decoder = items
+        self._decoder, self._what = items, f"an item of {method}"
         self._id: int | None = None
         self._items: deque[tuple[T, int]] = deque()
         self._put: Callable[[T], bool] | None = None
@@ -168,7 +168,7 @@ class RpcStream(Generic[T]):
 
     def on_item(self, payload: msgspec.Raw) -> None:
         try:
-            item: T = self._decoder.decode(payload, f"an item of {self._method}")
+            item: T = self._decoder.decode(payload, self._what)
         except RpcError as error:
             self.fail(error)
             return
