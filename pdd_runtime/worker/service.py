@@ -76,23 +76,22 @@ class Service:
                 self._streams -= 1
 
     async def decode(self, request: DecodeRequest, context: RpcContext) -> AsyncGenerator[DecodeEvent, None]:
-        begun = now()
+        begun, extended, took = now(), Extended(0, 0, 0), 0.0
         with self._activity.publishing(request.id) as published:
             self._streams += 1
             try:
                 async with aclosing(self._engine.decode(request)) as events:
                     async for event in events:
-                        match event:
-                            case Extended(cached, computed):
-                                log.info(
-                                    "request %s: extended %d tokens behind %d in %.3f s",
-                                    *(request.id, computed, cached, now() - begun),
-                                )
-                            case Stopped(reason, tokens):
-                                # Held or not: no block comes after this.
-                                published()
-                                made = tokens - len(request.tokens)
-                                log.info("request %s: made %d tokens, %s", request.id, made, reason)
+                        if isinstance(event, Extended):
+                            extended, took = event, now() - begun
+                        elif isinstance(event, Stopped):
+                            # Held or not: no block comes after this.
+                            published()
+                            log.info(
+                                "request %s: made %d tokens, %s; before that extended %d tokens behind %d in %.3f s",
+                                *(request.id, event.tokens - len(request.tokens), event.reason),
+                                *(extended.computed, extended.cached, took),
+                            )
                         yield event
             finally:
                 self._streams -= 1
