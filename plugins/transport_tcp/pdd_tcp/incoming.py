@@ -160,7 +160,7 @@ class Incoming:
             start = frame.part * self._frame
             plain = frame.encoding == AS_IT_LIES
             fits = frame.size == self._size if plain else frame.size < self._size
-            if not fits or frame.length != min(self._frame, frame.size - start):
+            if not fits or start >= frame.size or frame.length != min(self._frame, frame.size - start):
                 raise Damaged(f"{frame.length} bytes at {start} of {frame.size}, where a block has {self._size}")
             if frame.encoding & ~self._encodings:
                 raise Damaged(f"a block in an encoding that was not asked for: {frame.encoding}")

@@ -152,10 +152,10 @@ class Peer:
             return False
         if not self._live:
             return not self._opening
-        wanted = self._streams
-        if self._link is None:
-            wanted = min(wanted, 1 + sum(fetch.size for fetch in self._fetches) // BYTES_PER_STREAM)
-        return len(self._live) + len(self._opening) < wanted
+        count = len(self._live) + len(self._opening)
+        if count >= self._streams or self._link is not None:
+            return count < self._streams
+        return count < 1 + sum(fetch.size for fetch in self._fetches) // BYTES_PER_STREAM
 
     def _open(self) -> Inlet:
         join = bool(self._live)

@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pdd_tcp import wire
+from pdd_tcp.config import TcpConfig
 from pdd_tcp.encoding import AS_IT_LIES, BLOSC2, INT8, Encoder, decode, quantised_bytes
+from pdd_tcp.incoming import Incoming
+from pdd_tcp.sockets import Damaged
 
 from pdd_runtime.errors import PluginError
 from pdd_runtime.kv import Block, KvLayout
@@ -122,6 +126,22 @@ def test_bytes_that_are_no_block_are_refused_and_nothing_worse(flags: int, data:
     pytest.importorskip("blosc2")
     with pytest.raises(ValueError, match=r"bytes|no compressed block"):
         decode(flags, data, memoryview(bytearray(LAYOUT.block_bytes)), LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("part", "size", "length"),
+    [(2, 8192, 0), (3, 8192, 4096), (1, 8192, 100), (0, LAYOUT.block_bytes, 4096), (0, 0, 0)],
+)
+def test_a_frame_that_is_no_part_of_an_encoded_block_is_damaged(part: int, size: int, length: int) -> None:
+    wanted, channel = sequence(2, LAYOUT), bytes(16)
+    config = TcpConfig(quantize="int8-channel")
+    fetch = Incoming("host:1", subscription(wanted, layout=LAYOUT), StoreSink(wanted, LAYOUT), config, lambda: None)
+    fetch.subscribe(channel, 1, 4096)
+    bind = wire.Binding(channel, 1, "req-1").block(wanted[0].name)
+    good = wire.Frame(wire.DATA, INT8, 1, 0, 1, 4096, 8192, bind, 0)
+    assert fetch.claim(good) is not None
+    with pytest.raises(Damaged):
+        fetch.claim(good._replace(part=part, size=size, length=length))
 
 
 # Two sides
