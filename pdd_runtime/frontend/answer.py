@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -34,12 +33,8 @@ CLIENT_GONE = 499
 """The status under which a request that its client gave up is counted; nobody receives it."""
 
 
-class Progress(NamedTuple):
-    """What choice `number` has to say now; `reason` with the last of it."""
-
-    number: int
-    piece: Piece
-    reason: FinishReason | None
+Progress = tuple[int, Piece, FinishReason | None]
+"""The number of a choice, what it has to say now, and with the last of it why it ends."""
 
 
 class Answer(Response):
@@ -123,7 +118,7 @@ class Answer(Response):
             if tokens:
                 self._paces[index].sent(tokens, at)
         self._left -= len(finished)
-        return [Progress(i, choices[i].take(), choices[i].finish_reason if i in finished else None) for i in moved]
+        return [(i, choices[i].take(), choices[i].finish_reason if i in finished else None) for i in moved]
 
     async def _stream(self, inbox: Inbox, send: Send, send_chunk: Send) -> int:
         form = self._job.form

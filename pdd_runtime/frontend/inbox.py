@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
 
 from pdd_runtime.pipeline import Finish
 from pdd_runtime.plugins.engine import Token
 
-
-class Item(NamedTuple):
-    """What session `number` made."""
-
-    number: int
-    made: Token | Finish
+Item = tuple[int, Token | Finish]
+"""The number of a session, and what it made."""
 
 
 class ClientGone(Exception):
@@ -34,7 +29,7 @@ class Inbox:
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, number: int, made: Token | Finish) -> None:
-        self._items.append(Item(number, made))
+        self._items.append((number, made))
         self._wake()
 
     def fail(self, error: Exception) -> None:

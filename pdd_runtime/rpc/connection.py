@@ -126,10 +126,12 @@ class RpcConnection:
         self._calls.pop(call_id, None)
 
     def frame(self, frame: Frame) -> None:
+        if isinstance(frame, Item):
+            # Before the others: nearly all are such.
+            if answered := self._calls.get(frame.id):
+                answered.on_item(frame.payload)
+            return
         match frame:
-            case Item(call_id, payload):
-                if answered := self._calls.get(call_id):
-                    answered.on_item(payload)
             case Result(call_id, payload):
                 if answered := self._calls.pop(call_id, None):
                     answered.on_result(payload)
