@@ -33,7 +33,7 @@ class AgentThread(ABC):
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._thread: threading.Thread | None = None
-        self._closing = False
+        self._closing = self._woken = False
         self._ends: list[Future[None]] = []
         """Who waits for the agent to be destroyed."""
         self._agent: Agent | None = None
@@ -72,6 +72,12 @@ class AgentThread(ABC):
         if self._thread is not None:
             self._thread.join()
 
+    def wake(self) -> None:
+        """Call `step` now, and do not sleep before: what it goes by has changed."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
     @abstractmethod
     def step(self, agent: Agent) -> float | None:
         """Let the agent go on; seconds until the next call, or None: none before there is a job."""
@@ -84,8 +90,9 @@ class AgentThread(ABC):
         pause: float | None = None
         while True:
             with self._changed:
-                if not self._jobs and not self._ends and not self._closing:
+                if not (self._jobs or self._ends or self._closing or self._woken):
                     self._changed.wait(pause)
+                self._woken = False
                 jobs, self._jobs = self._jobs, deque()
                 ends, self._ends = self._ends, []
                 closing = self._closing

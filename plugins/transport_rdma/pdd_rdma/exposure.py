@@ -44,9 +44,8 @@ class Exposure(AgentThread):
         self._backoff.reset()
         self._until = now() + LINGER
         if waiting != self._waiting:
-            with self._changed:
-                self._waiting = waiting
-                self._changed.notify()
+            self._waiting = waiting
+            self.wake()
 
     def step(self, agent: Agent) -> float | None:
         if not self._waiting and now() > self._until:

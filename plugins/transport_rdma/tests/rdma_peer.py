@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import sys
 
 import msgspec
@@ -45,5 +46,6 @@ async def fetch(config: RdmaConfig, blocks: int, endpoint: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(90, exit=True)  # One that hangs is to say where.
     what, tls, count, *rest = sys.argv[1:]
     asyncio.run((serve if what == "serve" else fetch)(RdmaConfig(tls=tls), int(count), *rest))
