@@ -178,6 +178,8 @@ class Peer:
 
     def _subscribe(self, inlet: Inlet, fetch: Incoming) -> None:
         with self._changed:
+            if fetch not in self._fetches:
+                return
             if inlet not in self._live:
                 self._to_subscribe.append(fetch)
                 return
@@ -200,6 +202,7 @@ class Peer:
                 self._link = self._context.link_to(welcome.cluster)
             self._live.append(inlet)
             inlet.tune(self._link, self._streams)
+            self._end_sessions()
             self._changed.notify()
 
     def lost(self, inlet: Inlet, trouble: Cut | PddError) -> None:
@@ -218,6 +221,7 @@ class Peer:
                     fetch.fail(trouble)
             for number in list(self._settling):
                 self._settle(number, inlet)
+            self._end_sessions()
             if inlet.landed:
                 self._delay = self._config.retry_delay
             self._retry_at = now() + self._delay
@@ -242,7 +246,11 @@ class Peer:
             fetch.cut()
             # The sender may have begun to use those that it has been greeted on.
             self._settling[number] = {inlet, *self._live, *(each for each in self._opening if each.greeted)}
-            self._cancels.append(wire.Cancel(number))
+
+    def _end_sessions(self) -> None:
+        """Ask the sender to end those that settle; again after each change, as what was said on a connection that is
+        lost may not have come, and the sender may not have known one that was just opened."""
+        self._cancels.extend(wire.Cancel(number) for number in self._settling)
 
     def _settle(self, number: int, inlet: Inlet) -> None:
         """On this connection no more comes of a session. On none: what is missing is asked for anew."""

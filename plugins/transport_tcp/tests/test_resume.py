@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from typing import Literal
 
 import msgspec
 import pytest
@@ -54,6 +56,20 @@ async def test_a_cut_of_one_of_several_leaves_what_the_others_carry_alone(party:
     assert sink.whole
 
 
+@pytest.mark.parametrize("seed", range(4))
+async def test_cuts_of_many_connections_at_any_moment_only_cost_time(party: Party, seed: int) -> None:
+    """Also of one on which the sender was just asked to end what another one carried, and of one just opened."""
+    chance = random.Random(seed)
+    source, wanted = StoreSource(LARGE, BLOCKS), sequence(BLOCKS, LARGE)
+    source.make(wanted)
+    sink, receiver = StoreSink(wanted, LARGE), party("dc-b", links=LINKS, retry_delay="1ms")
+    faults = [Fault("cut", chance.randrange(20 * FRAME)) for _ in range(20)]
+    async with TcpProxy(await party("dc-a", links=LINKS, frame="64KiB").serve(source, "127.0.0.1"), *faults) as proxy:
+        await receiver.fetch(proxy.endpoint, subscription(wanted, layout=LARGE), sink)
+    assert sink.whole
+    await asyncio.to_thread(source.wait_for_feeds, 0)
+
+
 async def test_other_fetches_on_a_connection_that_breaks_are_resumed_as_well(party: Party) -> None:
     source, lists = StoreSource(blocks=256), [sequence(8, salt=f"tenant-{n}") for n in range(8)]
     sinks, receiver = [StoreSink(wanted) for wanted in lists], party("dc-b", streams=1)
@@ -83,3 +99,30 @@ async def test_a_sender_with_other_frames_than_before_is_asked_from_the_block_s_
         proxy.retarget(second)
         await transfer
     assert sink.whole
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_faults_of_all_kinds_under_several_fetches_of_which_some_are_cancelled(party: Party, seed: int) -> None:
+    chance, layout = random.Random(seed), msgspec.structs.replace(LAYOUT, layers=64)
+    source, lists = StoreSource(layout, 36), [sequence(6, layout, salt=f"tenant-{n}") for n in range(6)]
+    sinks = [StoreSink(wanted, layout) for wanted in lists]
+    endpoint = await party("dc-a", links=LINKS, frame="64KiB").serve(source, "127.0.0.1")
+    receiver = party("dc-b", links=LINKS, retry_delay="1ms", io_timeout="1s")
+    kinds: tuple[Literal["cut", "flip", "freeze"], ...] = ("cut", "cut", "flip", "freeze")
+    faults = [Fault(chance.choice(kinds), chance.randrange(16 * FRAME)) for _ in range(8)]
+    async with TcpProxy(endpoint, *faults) as proxy:
+        fetches = []
+        for number, (wanted, sink) in enumerate(zip(lists, sinks, strict=True)):
+            asked = subscription(wanted, layout=layout, request_id=f"req-{number}", deadline=60.0)
+            fetches.append(asyncio.create_task(receiver.fetch(proxy.endpoint, asked, sink)))
+        for wanted in lists:
+            source.make(wanted)
+            await asyncio.sleep(chance.random() * 0.01)
+        for number in chance.sample(range(6), 2):
+            fetches[number].cancel()
+            await asyncio.sleep(chance.random() * 0.02)
+        await asyncio.wait(fetches)
+    for transfer, sink in zip(fetches, sinks, strict=True):
+        assert transfer.cancelled() or sink.whole
+    await asyncio.to_thread(source.wait_for_feeds, 0)
+    assert source.pinned == 0
