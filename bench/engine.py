@@ -144,21 +144,25 @@ def main() -> None:
         results[context] = {engine: summary(bench, best[engine]) for engine, bench in benches.items()}
         for bench in benches.values():
             bench.runner.close()
+        if args.format == "text":
+            print(f"{args.source}, torch in {args.dtype}, one thread, at {context} tokens")
+            show(results[context])
     if args.format == "json":
         print(json.dumps(results, indent=2))
-        return
-    first, *others = args.engines
-    for context, engines in results.items():
-        print(f"{args.source}, torch in {args.dtype}, one thread, at {context} tokens")
-        print(f"{'':58}{first:>12}" + "".join(f"{engine:>12}{'ratio':>8}" for engine in others))
-        for name in dict.fromkeys(name for figures in engines.values() for name in figures):
-            figures = [engines[engine].get(name) for engine in args.engines]
-            cells = ["" if figure is None else f"{figure:.1f}" for figure in figures]
-            ratios = [f"{figure / figures[0]:.2f}" if figure and figures[0] else "" for figure in figures[1:]]
-            print(
-                f"{name:58}{cells[0]:>12}" + "".join(f"{c:>12}{r:>8}" for c, r in zip(cells[1:], ratios, strict=True))
-            )
-        print()
+
+
+def show(engines: dict[str, dict[str, float]]) -> None:
+    first, *others = engines
+    print(f"{'':58}{first:>12}" + "".join(f"{engine:>12}{'ratio':>8}" for engine in others))
+    for name in dict.fromkeys(name for figures in engines.values() for name in figures):
+        base = engines[first].get(name)
+        line = f"{name:58}" + ("" if base is None else f"{base:.1f}").rjust(12)
+        for engine in others:
+            figure = engines[engine].get(name)
+            line += ("" if figure is None else f"{figure:.1f}").rjust(12)
+            line += (f"{figure / base:.2f}" if figure and base else "").rjust(8)
+        print(line, flush=True)
+    print()
 
 
 if __name__ == "__main__":
