@@ -52,11 +52,11 @@ class Channel:
 
     # Connections
 
-    def open(self, sock: socket.socket, name: str) -> Outlet | None:
+    def open(self, sock: socket.socket, index: int, name: str) -> Outlet | None:
         """One connection more, to be started; None where the channel has ended, or has more than it should."""
         beat = wire.pack_frame(wire.BEAT, wire.Binding(self.name).session)
         window = 0 if self._entrance is None else self._entrance.window
-        outlet = Outlet(sock, self.link, self, beat=beat, period=self._period, window=window, name=name)
+        outlet = Outlet(sock, self.link, self, beat=beat, period=self._period, window=window, index=index, name=name)
         with self.link.lock:
             if self._over or len(self.outlets) >= 2 * self.streams:
                 return None
@@ -116,6 +116,11 @@ class Channel:
 
     def _subscribe(self, asked: wire.Subscribe) -> None:
         """Begin to send, or say why not."""
+        with self.link.lock:
+            lost = [each for each in self.outlets if each.index < asked.opened and each.index not in asked.alive]
+        for outlet in lost:
+            outlet.end()
+            self.lost(outlet)
         try:
             subscription = asked.subscription(self.link.cluster, self.frame)
             if len(self.sessions) >= SESSIONS:

@@ -62,12 +62,23 @@ class Outlet:
     those that arrive."""
 
     def __init__(
-        self, sock: socket.socket, link: Link, supply: Supply, *, beat: bytes, period: float, window: int, name: str
+        self,
+        sock: socket.socket,
+        link: Link,
+        supply: Supply,
+        *,
+        beat: bytes,
+        period: float,
+        window: int,
+        index: int,
+        name: str,
     ) -> None:
         """A `beat` is sent where nothing else was for `period` seconds. `window`: bytes under way on an emulated line
         at most."""
         self._sock, self._link, self._supply, self._beat, self._period = sock, link, supply, beat, period
         self._window = window
+        self.index = index
+        """The receiver's name for the connection."""
         self._room = Waiter(sock, select.POLLOUT)
         # Under the link's lock:
         self.control: deque[bytes] = deque()

@@ -8,6 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from pdd_runtime.clock import now
 from pdd_runtime.errors import PddError
 from pdd_runtime.plugins.transport import LinkFacts, TransportContext
@@ -169,6 +171,7 @@ class Peer:
             secret=self._context.greeting.secret,
             beat=self._config.io_timeout / 3,
             streams=self._config.streams,
+            index=self._opened,
         )
         self._opened += 1
         inlet = Inlet(self._address, hello, self._config.io_timeout, self, f"{self._name}-{self._opened}")
@@ -184,7 +187,10 @@ class Peer:
                 self._to_subscribe.append(fetch)
                 return
             number, self._next = self._next, self._next + 1
-            message = fetch.subscribe(self._channel, number, self._frame)
+            alive = tuple(each.hello.index for each in (*self._live, *self._opening))
+            message = msgspec.structs.replace(
+                fetch.subscribe(self._channel, number, self._frame), opened=self._opened, alive=alive
+            )
             self._active[number] = fetch
         inlet.send(message)
 

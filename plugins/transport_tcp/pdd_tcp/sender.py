@@ -159,8 +159,8 @@ class Sender:
 
     def _serve(self, sock: socket.socket, source: BlockSource, name: str) -> None:
         try:
-            channel = self._greet(sock, source)
-            outlet = channel.open(sock, f"{name}-out")
+            channel, index = self._greet(sock, source)
+            outlet = channel.open(sock, index, f"{name}-out")
             if outlet is None:
                 raise TransferError("the channel has ended, or has all its connections")
         except PddError as error:
@@ -197,8 +197,8 @@ class Sender:
     def _gate(self, length: int) -> contextlib.AbstractContextManager[object]:
         return self._long_messages if length > LONG_MESSAGE_BYTES else contextlib.nullcontext()
 
-    def _greet(self, sock: socket.socket, source: BlockSource) -> Channel:
-        """The channel of a new connection. Raises `PddError`: the receiver is refused."""
+    def _greet(self, sock: socket.socket, source: BlockSource) -> tuple[Channel, int]:
+        """The channel of a new connection, and its index. Raises `PddError`: the receiver is refused."""
         hello = self._read(sock, wire.HELLO_LIMIT)
         if not isinstance(hello, wire.Hello):
             raise wire.refused("a connection begins with a hello")
@@ -213,13 +213,13 @@ class Sender:
         if hello.join:
             if known is None:
                 raise TransferError("no such channel is served here")
-            return known
+            return known, hello.index
         if self._closing.is_set() or known is not None:
             raise TransferError("the sender of KV shuts down" if known is None else "the channel is served already")
         with self._lock:
             link, entrance = self._link(hello.cluster)
             channel = Channel(hello, link, entrance, source, self._feeders, self._forget)
-            return self._channels.setdefault(hello.channel, channel)
+            return self._channels.setdefault(hello.channel, channel), hello.index
 
     def _forget(self, channel: bytes) -> None:
         with self._lock:

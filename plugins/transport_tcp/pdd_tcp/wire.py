@@ -49,6 +49,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Seconds: the sender lets something be heard at least that often."""
     streams: int
     """Connections that the receiver would keep."""
+    index: int = 0
+    """Of the receiver's connections, in the order in which it opened them."""
 
     def __repr__(self) -> str:
         return f"Hello(from {self.cluster})"
@@ -79,6 +81,10 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
     deadline: float
     waited: float
     """Seconds since the fetch began."""
+    opened: int = 0
+    alive: tuple[int, ...] = ()
+    """Of the channel's connections with an index below `opened`, those that live; the sender may not know yet that
+    another is lost, and nothing of this fetch must go there."""
     compression: Literal["off", "blosc2", "auto"] = "off"
     quantize: Literal["off", "int8-channel"] = "off"
     """What the receiver can read, and would have; see the config."""
