@@ -13,6 +13,7 @@ from pdd_runtime.discovery.local import LocalConfig
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import Greeting, RpcServer
+from pdd_runtime.testing.discovery_suite import Views, named
 from tests.waiting import PATIENCE
 
 SECRET = "hush-hush"
@@ -67,11 +68,6 @@ class Site:
                 version = await self.registry.changed(version)
 
 
-def named(member: Member) -> str:
-    """As the tests write it: pool/index:epoch, and the state unless it is ready."""
-    return f"{member.key}:{member.key.epoch}" + ("" if member.state == "ready" else f" {member.state}")
-
-
 @pytest.fixture
 def member() -> Callable[..., Member]:
     def make(pool: str = "main", index: int = 0, epoch: str = "e1", state: Any = "ready") -> Member:
@@ -93,28 +89,6 @@ async def site() -> AsyncIterator[Site]:
     await site.up()
     yield site
     await site.close()
-
-
-class Views:
-    """What one watcher has been shown; the last view can be waited for."""
-
-    def __init__(self, discovery: LocalDiscovery) -> None:
-        self.all: list[list[str]] = []
-        self.last: tuple[Member, ...] = ()
-        self._new = asyncio.Event()
-        self.task = asyncio.create_task(self._read(discovery))
-
-    async def _read(self, discovery: LocalDiscovery) -> None:
-        async for members in discovery.watch():
-            self.last = members
-            self.all.append([named(member) for member in members])
-            self._new.set()
-
-    async def until(self, *keys: str, timeout: float = PATIENCE) -> None:
-        async with asyncio.timeout(timeout):
-            while not self.all or self.all[-1] != list(keys):
-                self._new.clear()
-                await self._new.wait()
 
 
 @pytest.fixture
