@@ -37,7 +37,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if sorted(self.axes) != sorted("lkthd"):
             raise ValueError(f"axes must be a permutation of lkthd, not {self.axes!r}")
-        if self.kv_heads % self.tp_size:
+        if self.tp_size < 1 or self.kv_heads % self.tp_size:
             raise ValueError(f"{self.kv_heads} heads cannot be split over {self.tp_size} shards")
 
     @property

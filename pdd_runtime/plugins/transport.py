@@ -35,6 +35,9 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     """The graph's: whoever asks must belong to it."""
     priority: int = 0
     """Of two transfers that wait for one link, each step doubles the weight."""
+    behind: int = 0
+    """Bytes of the same request's KV that its receiver asks for in later subscriptions: where short transfers come
+    first, this one is as long as both."""
     deadline: float = 60.0
     """Seconds from now."""
 

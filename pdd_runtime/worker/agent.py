@@ -120,8 +120,8 @@ class Agent:
     ) -> TransferReport:
         """Bring the missing blocks, straight from the source or by way of a conversion."""
 
-        async def transfer(blocks: Sequence[Block], sink: BlockSink) -> TransferReport:
-            return await _run(transport, request, self._subscription(request, blocks, deadline), sink)
+        async def transfer(blocks: Sequence[Block], sink: BlockSink, behind: int = 0) -> TransferReport:
+            return await _run(transport, request, self._subscription(request, blocks, behind, deadline), sink)
 
         if conversion is None:
             return await transfer(missing, sink)
@@ -154,7 +154,9 @@ class Agent:
         root = seed(self._info.fingerprint, layout.spec, salt=request.salt)
         return chain(root, request.tokens, layout.block_size)
 
-    def _subscription(self, request: FetchRequest, blocks: Sequence[Block], deadline: float) -> Subscription:
+    def _subscription(
+        self, request: FetchRequest, blocks: Sequence[Block], behind: int, deadline: float
+    ) -> Subscription:
         return Subscription(
             request_id=request.id,
             blocks=tuple(Wanted(block.name, block.tokens) for block in blocks),
@@ -164,6 +166,7 @@ class Agent:
             cluster=self._cluster,
             secret=self._secret,
             priority=request.priority,
+            behind=behind,
             deadline=max(0.0, deadline - asyncio.get_running_loop().time()),
         )
 

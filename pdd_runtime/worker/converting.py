@@ -19,8 +19,8 @@ STAGING = 512 << 20
 AHEAD = 4
 """Parts of one fetch that are under way at once, so that the network does not pause between them."""
 
-Transfer = Callable[[Sequence[Block], BlockSink], Awaitable[TransferReport]]
-"""Brings these blocks, as the source cuts them, into a sink."""
+Transfer = Callable[[Sequence[Block], BlockSink, int], Awaitable[TransferReport]]
+"""Brings these blocks, as the source cuts them, into a sink; so many bytes are asked for later."""
 
 
 class Converter:
@@ -69,7 +69,7 @@ class Converter:
         reports: list[TransferReport] = []
         times: list[float] = []
 
-        async def receive_part(part: Sequence[Block]) -> None:
+        async def receive_part(part: Sequence[Block], behind: int) -> None:
             async with turn:
                 if any(report.gone for report in reports):
                     return  # Behind a gap nothing is of use.
@@ -77,7 +77,7 @@ class Converter:
                     sink = ConvertingSink(run, part, memory, target, self._thread)
                     times.append(now())
                     try:
-                        reports.append(await transfer(part, sink))
+                        reports.append(await transfer(part, sink, behind))
                         times.append(now())
                     finally:
                         await sink.end()
@@ -85,7 +85,8 @@ class Converter:
         try:
             async with asyncio.TaskGroup() as parts:
                 for first in range(0, len(blocks), step):
-                    parts.create_task(receive_part(blocks[first : first + step]))
+                    behind = max(0, len(blocks) - first - step) * size
+                    parts.create_task(receive_part(blocks[first : first + step], behind))
         except BaseExceptionGroup as group:
             raise (error := next(leaves(group))) from error.__cause__
         return TransferReport(

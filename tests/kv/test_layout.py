@@ -21,7 +21,7 @@ def test_shards_and_order_change_nothing_of_a_blocks_size_and_state_adds_to_it()
     assert msgspec.structs.replace(LAYOUT, state_bytes=100).block_bytes == LAYOUT.block_bytes + 100
 
 
-@pytest.mark.parametrize("wrong", [{"axes": "lkth"}, {"axes": "lkthh"}, {"tp_size": 3}])
+@pytest.mark.parametrize("wrong", [{"axes": "lkth"}, {"axes": "lkthh"}, {"tp_size": 3}, {"tp_size": 0}])
 def test_what_cannot_be_laid_out_is_no_layout(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"permutation|split"):
         msgspec.structs.replace(LAYOUT, **wrong)

@@ -204,9 +204,10 @@ async def test_fetches_together_stay_within_the_memory_to_land_in() -> None:
     converter = Converter(target, limit=16 * source.block_bytes)
     most = 0
 
-    async def transfer(blocks: Any, sink: BlockSink) -> TransferReport:
+    async def transfer(blocks: Any, sink: BlockSink, behind: int) -> TransferReport:
         nonlocal most
         most = max(most, converter.staged)
+        assert behind == 60 // 4 * source.block_bytes - (blocks[-1].start + 4) // 4 * source.block_bytes
         await asyncio.sleep(0)
         for index in range(len(blocks)):
             sink.memory(index)[:] = bytes(source.block_bytes)

@@ -89,9 +89,8 @@ class Session(Transfer):
         self._bytes_per_block, self._frame = subscription.layout.block_bytes, frame
         self._per_block = wire.frames_of(self._bytes_per_block, frame)
         self._had = {index: int.from_bytes(bits, "little") for index, bits in asked.partial.items()}
-        super().__init__(
-            sum(self._bytes(index) for index in range(len(self._names))), now() - asked.waited, subscription.priority
-        )
+        size = subscription.behind + sum(self._bytes(index) for index in range(len(self._names)))
+        super().__init__(size, now() - asked.waited, subscription.priority)
         self.number, self.request_id, self.feed = asked.number, asked.request_id, feed
         self.until = now() + subscription.deadline
         self.binding = wire.Binding(channel, asked.number, asked.request_id)

@@ -78,6 +78,7 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
     epoch: str
     secret: str
     priority: int
+    behind: int
     deadline: float
     waited: float
     """Seconds since the fetch began."""
@@ -114,6 +115,7 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
             epoch=subscription.epoch,
             secret=subscription.secret,
             priority=subscription.priority,
+            behind=subscription.behind,
             deadline=subscription.deadline,
             waited=waited,
             compression=compression,
@@ -126,8 +128,8 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
         count, odd = divmod(len(self.names), NAME_BYTES)
         if odd or len(self.tokens) != 4 * count or not 1 <= count <= BLOCKS_LIMIT:
             raise refused(f"{len(self.names)} bytes of names and {len(self.tokens)} of lengths are no list of blocks")
-        if not 0.0 < self.deadline < 1e7 or not self.waited >= 0.0:
-            raise refused(f"deadline {self.deadline} s, begun {self.waited} s ago")
+        if not 0.0 < self.deadline < 1e7 or not self.waited >= 0.0 or self.behind < 0:
+            raise refused(f"deadline {self.deadline} s, begun {self.waited} s ago, {self.behind} bytes behind")
         size = self.layout.block_bytes
         frames = frames_of(size, frame) if 0 < size < BLOCK_LIMIT else FRAMES_LIMIT + 1
         if count * frames > FRAMES_LIMIT:
@@ -145,6 +147,7 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
             cluster=cluster,
             secret=self.secret,
             priority=self.priority,
+            behind=self.behind,
             deadline=self.deadline,
         )
 

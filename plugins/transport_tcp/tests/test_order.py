@@ -67,6 +67,24 @@ async def test_a_higher_priority_goes_first(party: Party) -> None:
     assert ended == tasks[::-1]
 
 
+async def test_the_first_part_of_a_large_fetch_counts_as_the_whole(party: Party) -> None:
+    source = StoreSource(LARGE)
+    part, whole = sequence(8, LARGE, salt="part"), sequence(12, LARGE, salt="whole")
+    endpoint = await party("dc-a", {"dc-b": line()}, ageing=0.0).serve(source, "127.0.0.1")
+    receiver, ended = party("dc-b"), []
+    async with asyncio.TaskGroup() as group:
+        asked = subscription(part, layout=LARGE, request_id="req-part")
+        asked = msgspec.structs.replace(asked, behind=100 * LARGE.block_bytes)
+        tasks = [group.create_task(receiver.fetch(endpoint, asked, StoreSink(part, LARGE)))]
+        asked = subscription(whole, layout=LARGE, request_id="req-whole")
+        tasks.append(group.create_task(receiver.fetch(endpoint, asked, StoreSink(whole, LARGE))))
+        for task in tasks:
+            task.add_done_callback(ended.append)
+        await asyncio.to_thread(source.wait_for_feeds, 2)
+        source.make([block for pair in zip(part, whole, strict=False) for block in pair] + whole[len(part) :])
+    assert ended == tasks[::-1]
+
+
 async def test_a_sender_drops_what_is_past_its_deadline(party: Party) -> None:
     """Also where the receiver does not say so: its own clock is not waited for."""
     source, wanted = StoreSource(LARGE), sequence(ELEPHANT, LARGE)
