@@ -45,7 +45,7 @@ class Conversation:
 
 async def test_every_turn_sends_its_suffix_alone_and_after_an_eviction_what_is_lost(tiny: Path, tmp_path: Path) -> None:
     settings = (f"spec.model.source={tiny}", *LINE, "spec.routing={plugin: predictive}")
-    with Stack("quickstart", tmp_path, *settings, f"spec.pools.main.engine.config.kv_blocks={ROOM}") as stack:
+    with Stack("quickstart-torch", tmp_path, *settings, f"spec.pools.main.engine.config.kv_blocks={ROOM}") as stack:
         async with stack.driver() as driver:
             conversation = Conversation(stack, driver)
             block_bytes = 0

@@ -17,9 +17,9 @@ KEYS = [(name, seeded) for name in ("one-word", "longer-story", "code") for seed
 @pytest.mark.timeout(600)
 async def test_pools_with_blocks_of_three_sizes_give_one_engines_tokens(tiny: Path, tmp_path: Path) -> None:
     model = (f"spec.model.source={tiny}", EXACT)
-    with Stack("aggregated", tmp_path / "agg", *model) as stack:
+    with Stack("aggregated", tmp_path / "agg", *model, engine="torch") as stack:
         expected, _ = await answers(stack, KEYS, 14)
-    with Stack("quickstart", tmp_path / "pdd", *model, FAST_LINE, RELAY_KV, *SIZES) as stack:
+    with Stack("quickstart-torch", tmp_path / "pdd", *model, FAST_LINE, RELAY_KV, *SIZES) as stack:
         for strategy, transfers in (("catch-up", 2), ("kv-transfer", 3)):
             got, timelines = await answers(
                 stack,
