@@ -1,8 +1,8 @@
 """Bulk KV over TCP: the transport `tcp` beside iperf3 and a plain copy, on loopback and over an emulated WAN.
 
-    python bench/transport.py [loopback|goodput|mice|cut ...] [--wan COMMAND] [--repeats 3]
+    python bench/transport.py [loopback|many|goodput|mice|cut ...] [--wan COMMAND] [--repeats 3]
 
-`loopback` needs nothing else. The others run in two network namespaces that `COMMAND` makes: `COMMAND up DELAY_MS
+`loopback` and `many` need nothing else. The others run in two network namespaces that `COMMAND` makes: `COMMAND up DELAY_MS
 JITTER_MS RATE_MBIT LOSS_PCT QUEUE_MS`, `COMMAND a CMD…` and `COMMAND b CMD…` run a command on either side (addresses
 10.77.0.1 and 10.77.0.2, device `wan0`), `COMMAND down` prints how late the emulator ran at worst as `maxlate_ms N`.
 Without `--wan` they are skipped, and so is iperf3 where it is not installed. A run in which the emulator came later
@@ -28,6 +28,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,6 +158,17 @@ async def receive(config: dict[str, Any]) -> None:
             await asyncio.to_thread(plain_copy, tuple(job["plain"]), job["bytes"], elephant)
         elif "tcp" in job:
             await tcp(job["tcp"], "one", job["bytes"], elephant)
+        elif "many" in job:
+            names, most = iter(range(job["count"])), {"sockets": 0, "threads": 0}
+
+            async def some(endpoint: str = job["many"]) -> None:
+                for name in names:
+                    await tcp(endpoint, f"many-{name}", 1, mouse)
+                    if name % 100 == 0:
+                        most.update({what: max(count, most[what]) for what, count in held().items()})
+
+            await asyncio.gather(*(some() for _ in range(100)))
+            answer = most
         else:
             big = asyncio.create_task(tcp(job["mice"], "elephant", job["bytes"], elephant)) if job["bytes"] else None
             await asyncio.sleep(1.0)
@@ -167,6 +179,12 @@ async def receive(config: dict[str, Any]) -> None:
             answer = {"mice": times, "elephant": await big if big else None}
         tell({"seconds": now() - begun, "cpu": cpu() - used} | answer)
     await transport.close()
+
+
+def held() -> dict[str, int]:
+    """Sockets and threads of this process."""
+    sockets = sum(path.is_socket() for path in Path("/proc/self/fd").iterdir())
+    return {"sockets": sockets, "threads": threading.active_count()}
 
 
 def plain_copy(address: tuple[str, int], size: int, store: BlockStore) -> None:
@@ -266,8 +284,7 @@ class Places(NamedTuple):
 
 
 def available() -> str:
-    with open("/proc/sys/net/ipv4/tcp_available_congestion_control") as file:  # noqa: PTH123
-        return file.read()
+    return Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text()
 
 
 def loopback(places: Places, repeats: int) -> None:
@@ -293,6 +310,17 @@ def loopback(places: Places, repeats: int) -> None:
             f"{sent + received:15.2f}{sent:8.2f}{received:9.2f}"
         )
     print(f"{'iperf3, 1 stream':24}{iperf / 1e9:8.2f}" if iperf else "iperf3 is not installed: no comparison with it")
+
+
+def many(places: Places, repeats: int) -> None:
+    count = 30_000
+    with places.pair(streams=STREAMS) as pair:
+        run = pair.run({"many": pair.addresses["tcp"], "count": count})
+    each = (run["cpu"] + run["cpu_send"]) / count
+    print(
+        f"{count} transfers of one block, 100 at a time: {count / run['seconds']:.0f} a second, {each * 1e3:.2f} ms CPU each"
+    )
+    print(f"  the receiver had {run['sockets']} sockets and {run['threads']} threads at most")
 
 
 def goodput(places: Places, repeats: int) -> None:
@@ -375,15 +403,15 @@ def main() -> None:
         role, host, config = sys.argv[2:]
         asyncio.run(send(host, json.loads(config)) if role == "send" else receive(json.loads(config)))
         return
-    scenarios = {"loopback": loopback, "goodput": goodput, "mice": mice, "cut": cut}
+    scenarios = {"loopback": loopback, "many": many, "goodput": goodput, "mice": mice, "cut": cut}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", choices=[*scenarios, []], default=[], metavar="SCENARIO")
     parser.add_argument("--wan", type=shlex.split, help="the command that makes the emulated WAN")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     for name in options.scenarios or scenarios:
-        if name == "loopback":
-            loopback(Places(), options.repeats)
+        if name in ("loopback", "many"):
+            scenarios[name](Places(), options.repeats)
         elif not options.wan:
             print(f"{name}: skipped, for it needs an emulated WAN: --wan COMMAND")
         else:
