@@ -2,8 +2,8 @@
 
     python bench/transport.py [loopback|many|goodput|mice|cut ...] [--wan COMMAND] [--repeats 3]
 
-`loopback` and `many` need nothing else. The others run in two network namespaces that `COMMAND` makes: `COMMAND up DELAY_MS
-JITTER_MS RATE_MBIT LOSS_PCT QUEUE_MS`, `COMMAND a CMD…` and `COMMAND b CMD…` run a command on either side (addresses
+`loopback` and `many` need nothing else. The others run in two network namespaces that `COMMAND` makes: `COMMAND up
+DELAY_MS JITTER_MS RATE_MBIT LOSS_PCT QUEUE_MS`, `COMMAND a CMD…` and `COMMAND b CMD…` run a command on either side (addresses
 10.77.0.1 and 10.77.0.2, device `wan0`), `COMMAND down` prints how late the emulator ran at worst as `maxlate_ms N`.
 Without `--wan` they are skipped, and so is iperf3 where it is not installed. A run in which the emulator came later
 than a fifth of its delay is called inconclusive.
@@ -150,6 +150,12 @@ async def receive(config: dict[str, Any]) -> None:
         assert report.gone == 0
         return now() - begun
 
+    async def some(endpoint: str, names: Iterator[int], most: dict[str, int]) -> None:
+        for name in names:
+            await tcp(endpoint, f"many-{name}", 1, mouse)
+            if name % 100 == 0:
+                most.update({what: max(count, most[what]) for what, count in held().items()})
+
     while line := await asyncio.to_thread(sys.stdin.readline):
         job = json.loads(line)
         begun, used = now(), cpu()
@@ -159,16 +165,9 @@ async def receive(config: dict[str, Any]) -> None:
         elif "tcp" in job:
             await tcp(job["tcp"], "one", job["bytes"], elephant)
         elif "many" in job:
-            names, most = iter(range(job["count"])), {"sockets": 0, "threads": 0}
-
-            async def some(endpoint: str = job["many"]) -> None:
-                for name in names:
-                    await tcp(endpoint, f"many-{name}", 1, mouse)
-                    if name % 100 == 0:
-                        most.update({what: max(count, most[what]) for what, count in held().items()})
-
-            await asyncio.gather(*(some() for _ in range(100)))
-            answer = most
+            names = iter(range(job["count"]))
+            answer = {"sockets": 0, "threads": 0}
+            await asyncio.gather(*(some(job["many"], names, answer) for _ in range(100)))
         else:
             big = asyncio.create_task(tcp(job["mice"], "elephant", job["bytes"], elephant)) if job["bytes"] else None
             await asyncio.sleep(1.0)
@@ -317,9 +316,8 @@ def many(places: Places, repeats: int) -> None:
     with places.pair(streams=STREAMS) as pair:
         run = pair.run({"many": pair.addresses["tcp"], "count": count})
     each = (run["cpu"] + run["cpu_send"]) / count
-    print(
-        f"{count} transfers of one block, 100 at a time: {count / run['seconds']:.0f} a second, {each * 1e3:.2f} ms CPU each"
-    )
+    rate = count / run["seconds"]
+    print(f"{count} transfers of one block, 100 at a time: {rate:.0f} a second, {each * 1e3:.2f} ms CPU each")
     print(f"  the receiver had {run['sockets']} sockets and {run['threads']} threads at most")
 
 
