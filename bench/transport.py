@@ -3,10 +3,10 @@
     python bench/transport.py [loopback|many|goodput|mice|cut ...] [--wan COMMAND] [--repeats 3]
 
 `loopback` and `many` need nothing else. The others run in two network namespaces that `COMMAND` makes: `COMMAND up
-DELAY_MS JITTER_MS RATE_MBIT LOSS_PCT QUEUE_MS`, `COMMAND a CMD…` and `COMMAND b CMD…` run a command on either side (addresses
-10.77.0.1 and 10.77.0.2, device `wan0`), `COMMAND down` prints how late the emulator ran at worst as `maxlate_ms N`.
-Without `--wan` they are skipped, and so is iperf3 where it is not installed. A run in which the emulator came later
-than a fifth of its delay is called inconclusive.
+DELAY_MS JITTER_MS RATE_MBIT LOSS_PCT QUEUE_MS`, `COMMAND a CMD…` and `COMMAND b CMD…` run a command on either side
+(addresses 10.77.0.1 and 10.77.0.2, device `wan0`), and `COMMAND down` prints how late the emulator ran at worst as
+`maxlate_ms N`. Without `--wan` they are skipped, and so is iperf3 where it is not installed. A run in which the
+emulator came later than a fifth of its delay is called inconclusive.
 
 Sender and receiver are processes of their own; ways take turns, and medians are printed. The plain copy is `sendall`
 of the same blocks and `recv_into` the same memory: no names, no checksums, no resume.
