@@ -79,8 +79,9 @@ class TcpProxy:
             finally:
                 for pump in pumps:
                     pump.cancel()
-                await asyncio.gather(*pumps, return_exceptions=True)
+                # Before anything is waited for: who ends the proxy may cancel that, too.
                 far_writer.transport.abort()
+                await asyncio.gather(*pumps, return_exceptions=True)
         except (asyncio.CancelledError, OSError):
             pass  # The end of the test, or a server that is away. The server's own callback takes no cancelled task.
         finally:
