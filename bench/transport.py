@@ -272,11 +272,12 @@ class Places(NamedTuple):
             congestion = ["-C", "bbr"] if self.a and "bbr" in available() else []
             client = ["iperf3", "-c", self.host, "-p", "5299", "-R", "-n", str(size // streams), "-P", str(streams)]
             for _ in range(50):  # until the server listens
-                done = subprocess.run([*self.b, *client, *congestion, "-J"], capture_output=True, text=True)
-                if done.returncode == 0:
-                    break
-            received = json.loads(done.stdout)["end"]["sum_received"]
-            return float(received["bytes"]) / float(received["seconds"])
+                said = subprocess.run([*self.b, *client, *congestion, "-J"], capture_output=True, text=True).stdout
+                received = json.loads(said or "{}").get("end", {}).get("sum_received")
+                if received:
+                    return float(received["bytes"]) / float(received["seconds"])
+                threading.Event().wait(0.05)
+            raise SystemExit(f"iperf3 did not run: {said}")
         finally:
             server.terminate()
             server.wait()
