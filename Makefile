@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ASK ?= @graphs/quickstart-question.txt
-# Slow enough that a laptop's relay has something to hide (a fast one: LINK=100Mbit/s); the graph itself says 200 Mbit/s.
-LINK ?= 60Mbit/s
+# Slow enough that a laptop's relay has something to hide (a fast one: LINK=160Mbit/s); the graph itself says 200 Mbit/s.
+LINK ?= 80Mbit/s
 PIP := $(BIN)/python -m pip install --quiet
 PROJECTS := $(wildcard plugins/*/pyproject.toml)
 
