@@ -95,6 +95,8 @@ class Converter:
             gone=sum(report.gone for report in reports),
             seconds=max(times) - min(times),
             resumed=sum(report.resumed for report in reports),
+            over=", ".join(sorted({report.over for report in reports if report.over})),
+            encoding=", ".join(sorted({report.encoding for report in reports if report.encoding})),
         )
 
     def close(self) -> None:

@@ -212,7 +212,7 @@ async def test_fetches_together_stay_within_the_memory_to_land_in() -> None:
         for index in range(len(blocks)):
             sink.memory(index)[:] = bytes(source.block_bytes)
             sink.done(index)
-        return TransferReport(bytes=1, blocks=len(blocks), gone=0, seconds=1.0)
+        return TransferReport(bytes=1, blocks=len(blocks), gone=0, seconds=1.0, encoding="lossy")
 
     async def one() -> None:
         whole: list[int] = []
@@ -223,7 +223,7 @@ async def test_fetches_together_stay_within_the_memory_to_land_in() -> None:
         assert conversion is not None
         blocks = [Block(b"", b"", start, 4) for start in range(0, 60, 4)]
         report = await converter.receive(conversion, blocks, 0, sink, transfer, loop.time() + 20)
-        assert report.blocks == 15
+        assert (report.blocks, report.encoding, report.over) == (15, "lossy", "")
         await until(lambda: sorted(whole) == list(range(10)))
         assert not any(any(block) for block in memory)
 
