@@ -89,11 +89,11 @@ class Sink:
         pass
 
 
-def filled(size: int) -> BlockStore:
+def filled(layout: KvLayout, blocks: int) -> BlockStore:
     """A store whose pages are all there: the first touch of memory is no transport's cost."""
-    store = BlockStore(LAYOUT, max(1, size // BLOCK))
-    for number in range(store.blocks):
-        store.memory(number)[:] = number.to_bytes(4, "little") * (BLOCK // 4)
+    store = BlockStore(layout, blocks)
+    for number in range(blocks):
+        store.memory(number)[:] = number.to_bytes(4, "little") * (layout.block_bytes // 4)
     return store
 
 
@@ -107,7 +107,7 @@ def tell(answer: Any) -> None:
 
 
 async def send(host: str, config: dict[str, Any]) -> None:
-    store = filled(256 << 20)
+    store = filled(LAYOUT, (256 << 20) // BLOCK)
     listener = socket.create_server((host, 0))
 
     def plain() -> None:
@@ -129,7 +129,7 @@ async def send(host: str, config: dict[str, Any]) -> None:
 
 
 async def receive(config: dict[str, Any]) -> None:
-    elephant, mouse = filled(256 << 20), filled(16 << 20)
+    elephant, mouse = (filled(LAYOUT, size // BLOCK) for size in (256 << 20, 16 << 20))
     links = {"here": LINK} if config.pop("far") else {}
     transport = TcpTransport(TcpConfig.model_validate(config), Context("there", links=links))
 

@@ -25,7 +25,7 @@ from pdd_rdma.config import RdmaConfig
 from pdd_rdma.library import Agent, load
 from pdd_rdma.memory import Region
 from pdd_rdma.transport import RdmaTransport
-from transport import Sink, Source, cpu
+from transport import Sink, Source, cpu, filled
 
 from pdd_runtime.clock import now
 from pdd_runtime.kv import BlockStore, KvLayout, chain, seed
@@ -44,14 +44,6 @@ class Run(NamedTuple):
     seconds: float
     cpu: float
     """Seconds of both sides."""
-
-
-def filled(layout: KvLayout, blocks: int) -> BlockStore:
-    """A store whose pages are all there: the first touch of memory is no transport's cost."""
-    store = BlockStore(layout, blocks)
-    for number in range(blocks):
-        store.memory(number)[:] = number.to_bytes(4, "little") * (layout.block_bytes // 4)
-    return store
 
 
 def raw(config: RdmaConfig, store: BlockStore, name: str) -> Agent:
