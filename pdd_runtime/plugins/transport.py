@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 import msgspec
 from pydantic import BaseModel
 
+from pdd_runtime.errors import TransferError
 from pdd_runtime.kv import KvLayout
 from pdd_runtime.rpc import Greeting, Line
 
@@ -116,6 +117,18 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     def goodput(self) -> float:
         """Bytes per second."""
         return self.bytes / self.seconds if self.seconds > 0 else 0.0
+
+
+def incomplete(subscription: Subscription, endpoint: str, done: int, why: str, trouble: str = "") -> TransferError:
+    """The error of a fetch from `endpoint` that ends when `done` of its blocks have come or are gone; `trouble`: what
+    went wrong last."""
+    total = len(subscription.blocks)
+    return TransferError(
+        f"{total - done} of {total} blocks did not come from {endpoint}",
+        where=subscription.request_id,
+        why=f"{why}; last trouble: {trouble}" if trouble else why,
+        fix="see the sender's log; what arrived is kept, and a new fetch asks for the rest",
+    )
 
 
 class LinkFacts(msgspec.Struct, frozen=True):

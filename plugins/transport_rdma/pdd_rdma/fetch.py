@@ -15,7 +15,7 @@ from pdd_rdma.readers import Readers
 from pdd_rdma.wire import BLOCKS_LIMIT
 from pdd_runtime.clock import now
 from pdd_runtime.errors import TransferError
-from pdd_runtime.plugins.transport import BlockSink, Subscription, TransferReport
+from pdd_runtime.plugins.transport import BlockSink, Subscription, TransferReport, incomplete
 
 DAMAGES = 8
 """Attempts of one fetch that may end with a damaged block; a host that spoils more is to be repaired, not retried."""
@@ -88,14 +88,7 @@ class Fetch:
         )
 
     def _failed(self, why: str) -> TransferError:
-        done, total = self._blocks + self._gone, len(self._subscription.blocks)
-        trouble = f"; last trouble: {self._trouble}" if self._trouble else ""
-        return TransferError(
-            f"{total - done} of {total} blocks did not come from {self._endpoint}",
-            where=self._subscription.request_id,
-            why=why + trouble,
-            fix="see the sender's log; what arrived is kept, and a new fetch asks for the rest",
-        )
+        return incomplete(self._subscription, self._endpoint, self._blocks + self._gone, why, self._trouble)
 
     async def _attempt(self) -> None:
         """One subscription to what is missing. Raises `Lost` when there is use in another, else `PddError`."""

@@ -10,7 +10,7 @@ import msgspec
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import DeadlineExceeded, LayoutError, PddError, TransferError
-from pdd_runtime.plugins.transport import BlockSink, Subscription, TransferReport
+from pdd_runtime.plugins.transport import BlockSink, Subscription, TransferReport, incomplete
 from pdd_tcp import wire
 from pdd_tcp.config import TcpConfig
 from pdd_tcp.encoding import AS_IT_LIES, BLOSC2, INT8, NAMES, decode
@@ -315,11 +315,4 @@ class Incoming:
             self._ended()
 
     def _failure(self, why: str) -> TransferError:
-        done, total = self._blocks + self._gone, len(self.subscription.blocks)
-        trouble = f"; last trouble: {self.trouble}" if self.trouble else ""
-        return TransferError(
-            f"{total - done} of {total} blocks did not come from {self.endpoint}",
-            where=self.subscription.request_id,
-            why=why + trouble,
-            fix="see the sender's log; what arrived is kept, and a new fetch asks for the rest",
-        )
+        return incomplete(self.subscription, self.endpoint, self._blocks + self._gone, why, self.trouble)
