@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 from array import array
+from io import FileIO
 
 from pdd_runtime.errors import CapacityError
 
@@ -14,12 +16,21 @@ class BlockPool:
     Raises `CapacityError` where the system refuses that much.
     """
 
-    def __init__(self, block_bytes: int, blocks: int) -> None:
+    def __init__(self, block_bytes: int, blocks: int, *, shared: bool = False) -> None:
+        """`shared`: other processes may map it, by `fd` (Linux alone)."""
         if block_bytes < 1 or blocks < 1:
             raise ValueError(f"a pool needs blocks of at least one byte: {blocks} blocks of {block_bytes} bytes")
         self.block_bytes, self.blocks = block_bytes, blocks
+        self._file: FileIO | None = None
+        size = block_bytes * blocks
         try:
-            memory = mmap.mmap(-1, block_bytes * blocks, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if shared:
+                # It has no name, and is gone with the last process that has it.
+                self._file = os.fdopen(os.memfd_create("pdd-blocks"), "r+b", buffering=0)
+                self._file.truncate(size)
+                memory = mmap.mmap(self._file.fileno(), size)
+            else:
+                memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise CapacityError(
                 f"no memory for {blocks} blocks of {block_bytes} bytes",
@@ -32,6 +43,13 @@ class BlockPool:
         self._free = list(range(blocks - 1, -1, -1))
         self.referenced = 0
         """Blocks with at least one reference."""
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of the memory. Raises `ValueError` where it is not shared."""
+        if self._file is None:
+            raise ValueError("the blocks are not shared")
+        return self._file.fileno()
 
     @property
     def free(self) -> int:

@@ -46,9 +46,10 @@ class BlockStore:
     somebody holds a reference to it. A committed block never changes.
     """
 
-    def __init__(self, layout: KvLayout, blocks: int) -> None:
+    def __init__(self, layout: KvLayout, blocks: int, *, shared: bool = False) -> None:
+        """`shared`: other processes may map the blocks' memory, by `fd`."""
         self.layout, self.blocks = layout, blocks
-        self._pool = BlockPool(layout.block_bytes, blocks)
+        self._pool = BlockPool(layout.block_bytes, blocks, shared=shared)
         self._index = PrefixIndex(layout.block_size)
         self._committed: dict[int, Entry] = {}
         self._twins: dict[int, int] = {}
@@ -62,6 +63,11 @@ class BlockStore:
     def buffer(self) -> memoryview:
         """All blocks one after another, `blocks * layout.block_bytes` bytes."""
         return self._pool.buffer()
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of the memory of a shared store."""
+        return self._pool.fd
 
     @property
     def stats(self) -> Stats:

@@ -210,8 +210,9 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
 class EngineHost(Protocol):
     """What the worker gives its engine."""
 
-    def open_store(self, layout: KvLayout, blocks: int) -> BlockStore:
-        """Allocate the block memory that engine and KV agent share. Called once, from `start`."""
+    def open_store(self, layout: KvLayout, blocks: int, *, shared: bool = False) -> BlockStore:
+        """Allocate the block memory that engine and KV agent share; `shared` for an engine in a process of its own.
+        Called once, from `start`."""
         ...
 
     def failed(self, error: EngineError) -> None:

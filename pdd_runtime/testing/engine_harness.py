@@ -36,8 +36,8 @@ class StoreHost:
         self.store: BlockStore | None = None
         self.failure: EngineError | None = None
 
-    def open_store(self, layout: KvLayout, blocks: int) -> BlockStore:
-        self.store = BlockStore(layout, blocks)
+    def open_store(self, layout: KvLayout, blocks: int, *, shared: bool = False) -> BlockStore:
+        self.store = BlockStore(layout, blocks, shared=shared)
         return self.store
 
     def failed(self, error: EngineError) -> None:

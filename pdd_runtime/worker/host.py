@@ -113,10 +113,10 @@ class Worker:
 
     # For the engine.
 
-    def open_store(self, layout: KvLayout, blocks: int) -> BlockStore:
+    def open_store(self, layout: KvLayout, blocks: int, *, shared: bool = False) -> BlockStore:
         if self._store is not None:
             raise EngineError("the engine opened its store twice")
-        self._store = WorkerStore(layout, blocks)
+        self._store = WorkerStore(layout, blocks, shared=shared)
         return self._store
 
     def failed(self, error: EngineError) -> None:

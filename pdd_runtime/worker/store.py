@@ -13,8 +13,8 @@ from pdd_runtime.kv import BlockStore, KvLayout
 class WorkerStore(BlockStore):
     """A `BlockStore` whose releases wake those who wait for blocks: first come, first served."""
 
-    def __init__(self, layout: KvLayout, blocks: int) -> None:
-        super().__init__(layout, blocks)
+    def __init__(self, layout: KvLayout, blocks: int, *, shared: bool = False) -> None:
+        super().__init__(layout, blocks, shared=shared)
         self._waiting: deque[tuple[int, asyncio.Future[list[int]]]] = deque()
         self._serving: asyncio.Handle | None = None
 

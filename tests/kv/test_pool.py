@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import resource
 
 import pytest
@@ -27,6 +28,17 @@ def test_memory_never_touched_costs_nothing() -> None:
 def test_a_pool_larger_than_the_machine_says_what_to_do() -> None:
     with pytest.raises(CapacityError, match="1048576 blocks of 1073741824 bytes"):
         BlockPool(1 << 30, 1 << 20)
+
+
+def test_shared_blocks_are_the_same_bytes_in_another_mapping() -> None:
+    pool = BlockPool(8, 4, shared=True)
+    other = mmap.mmap(pool.fd, 32)
+    pool.memory(2)[:] = b"8 bytes!"
+    assert other[16:24] == b"8 bytes!"
+    other[0:2] = b"hi"
+    assert bytes(pool.memory(0)[:2]) == b"hi"
+    with pytest.raises(ValueError, match="not shared"):
+        _ = BlockPool(8, 4).fd
 
 
 @pytest.mark.parametrize("block", [-1, 4])

@@ -1,0 +1,417 @@
+"""The worker's side of the socket that a server's connector dials: block memory, and what is said about it.
+
+Messages are JSON objects behind their length (little-endian, 4 bytes); the memory's descriptor goes with the first
+byte of the answer to a greeting. The connector's side is the package `pdd_connector`, which speaks the same `VERSION`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from pdd_runtime.errors import EngineError
+from pdd_runtime.kv import BlockStore
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+LIMIT = 1 << 20
+"""Bytes of the largest message that a connector sends."""
+GREETING_TIME = 10.0
+"""Seconds from a connection to its greeting."""
+ACK_TIME = 30.0
+"""Seconds in which every connection must have taken note of a transfer, or its end. Its reading thread shares an
+interpreter with the engine, which may be busy."""
+_LENGTH = struct.Struct("<I")
+
+
+class Geometry(msgspec.Struct, frozen=True):
+    """The KV that an engine holds, as its connector says."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    block_size: int = 0
+    """Tokens in a page, where a block must be a page; 0: blocks of any size will do."""
+    capacity: int = 0
+    """Tokens in the engine's own cache."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    version: int
+    engine: str
+    role: Literal["scheduler", "worker"]
+    rank: int
+    ranks: int
+    pid: int
+    tokens: bool
+    geometry: Geometry | None = None
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """What a connection says of a transfer. `tokens` is that of all ranks together: the least."""
+
+    kind: Literal["planned", "loaded", "written", "finished"]
+    tokens: int
+    local: int = 0
+    """`planned` only: tokens in the engine's own cache, before those that are loaded."""
+
+
+class Announced(msgspec.Struct, frozen=True):
+    """A transfer, as `pdd_connector.Transfer` has it."""
+
+    id: str
+    ids: tuple[int, ...]
+    offered: int
+    first: int
+    blocks: tuple[int, ...]
+
+
+class _Connection:
+    """One process of the engine."""
+
+    def __init__(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+        self.hello, self._writer = hello, writer
+
+    def send(self, message: dict[str, Any]) -> None:
+        body = msgspec.json.encode(message)
+        self._writer.write(_LENGTH.pack(len(body)) + body)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Line:
+    """One transfer while it is announced."""
+
+    def __init__(self, announced: Announced, on_notice: Callable[[Notice], None]) -> None:
+        self.announced, self.on_notice = announced, on_notice
+        self.waiting: set[_Connection] = set()
+        """Those that have not answered the last word about it."""
+        self.answered = asyncio.Event()
+        self.said: dict[str, dict[int, int]] = {}
+        """Kind of notice → rank → tokens."""
+
+    def ask(self, connections: Iterator[_Connection]) -> None:
+        self.waiting = set(connections)
+        self.answered.clear()
+        self._check()
+
+    def answer(self, connection: _Connection) -> None:
+        self.waiting.discard(connection)
+        self._check()
+
+    def _check(self) -> None:
+        if not self.waiting:
+            self.answered.set()
+
+
+class Bridge:
+    """Listens at `path` for the connectors of one engine. On the event loop alone."""
+
+    def __init__(self, store: BlockStore, path: Path, *, expects: Geometry, ranks: int) -> None:
+        """`store` must be shared. `expects`: the geometry that a connector must have, but for its capacity, and a block
+        size of 0 is any."""
+        self._store, self.path = store, path
+        self._expects, self._ranks = expects, ranks
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[_Connection] = set()
+        self._lines: dict[str, _Line] = {}
+        self._change = asyncio.Event()
+        self.broken: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
+        """Done where a connector does not let go of blocks: nothing here can be trusted any more."""
+        self.refusal = ""
+        """Why the last connector that was refused was refused."""
+
+    @property
+    def engine(self) -> str:
+        """Name and version of what is connected; empty: nothing is."""
+        return next((connection.hello.engine for connection in self._connections), "")
+
+    @property
+    def capacity(self) -> int:
+        """Tokens in the engine's own cache; 0 where nothing is connected."""
+        found = [c.hello.geometry.capacity for c in self._connections if c.hello.geometry is not None]
+        return min(found, default=0)
+
+    @property
+    def connected(self) -> bool:
+        """Every rank is here."""
+        return {c.hello.rank for c in self._workers} == set(range(self._ranks))
+
+    async def start(self) -> None:
+        """Listen. Raises `EngineError` where that cannot be."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.setblocking(False)
+        try:
+            with suppress(FileNotFoundError):
+                self.path.unlink()
+            listener.bind(str(self.path))
+            self.path.chmod(0o600)
+            listener.listen(64)
+        except OSError as error:
+            listener.close()
+            raise EngineError(
+                "the worker cannot listen for its engine's connector",
+                where=str(self.path),
+                why=str(error),
+                fix="give a path that this user may write, of at most 100 bytes",
+            ) from error
+        self._listener = listener
+        self._spawn(self._accept(listener), "accepting connectors")
+
+    async def ready(self) -> None:
+        """Return when every rank is connected. Raises `EngineError` at the first that had to be refused."""
+        while not self.connected:
+            if self.refusal:
+                raise EngineError("the engine's connector does not fit this worker", why=self.refusal)
+            self._change.clear()
+            await self._change.wait()
+
+    @asynccontextmanager
+    async def announce(self, announced: Announced, on_notice: Callable[[Notice], None]) -> AsyncGenerator[None, None]:
+        """Inside, every connection knows of the transfer; behind it none touches its blocks any more. `on_notice` is
+        called on the event loop. Raises `EngineError` where a connection does not answer."""
+        line = _Line(announced, on_notice)
+        self._lines[announced.id] = line
+        try:
+            line.ask(self._tell(announced))
+            await self._answered(line, "took no note of a request")
+            yield
+        finally:
+            line.on_notice = _ignore
+            for connection in self._connections:
+                connection.send({"t": "forget", "id": announced.id})
+            line.ask(iter(self._connections))
+            try:
+                # The caller gives the blocks to others next: that must wait, also where the caller is cancelled.
+                await _insist(self._answered(line, "still uses the blocks of a request"))
+            except EngineError as error:
+                if not self.broken.done():
+                    self.broken.set_result(error)
+                raise
+            finally:
+                del self._lines[announced.id]
+
+    def add(self, id: str, blocks: tuple[int, ...], ids: tuple[int, ...]) -> None:
+        """More blocks, and more known tokens, of an announced transfer."""
+        for connection in self._connections:
+            message: dict[str, Any] = {"t": "more", "id": id, "blocks": blocks}
+            if connection.hello.tokens:
+                message["ids"] = ids
+            connection.send(message)
+
+    async def close(self) -> None:
+        """Hang up. Idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            with suppress(FileNotFoundError):
+                self.path.unlink()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @property
+    def _workers(self) -> list[_Connection]:
+        return [connection for connection in self._connections if connection.hello.role == "worker"]
+
+    def _tell(self, announced: Announced) -> Iterator[_Connection]:
+        message: dict[str, Any] = {
+            "t": "transfer",
+            "id": announced.id,
+            "tokens": len(announced.ids),
+            "offered": announced.offered,
+            "first": announced.first,
+            "blocks": announced.blocks,
+        }
+        for connection in self._connections:
+            connection.send(message | {"ids": announced.ids} if connection.hello.tokens else message)
+            yield connection
+
+    async def _answered(self, line: _Line, what: str) -> None:
+        try:
+            async with asyncio.timeout(ACK_TIME):
+                await line.answered.wait()
+        except TimeoutError:
+            for connection in tuple(line.waiting):
+                log.error("a connector of %s %s for %g s", connection.hello.engine, what, ACK_TIME)
+                connection.close()
+            raise EngineError(
+                f"the engine's connector {what}",
+                where=f"request {line.announced.id}",
+                why=f"it did not answer in {ACK_TIME:g} s",
+                fix="see the engine's log",
+            ) from None
+
+    def _spawn(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("a connector could not be accepted: %s", error)
+                await asyncio.sleep(0.1)
+                continue
+            sock.setblocking(False)
+            self._spawn(self._serve(sock), "a connector")
+
+    async def _serve(self, sock: socket.socket) -> None:
+        connection: _Connection | None = None
+        try:
+            async with asyncio.timeout(GREETING_TIME):
+                hello, why = self._examine(await _message(_Bare(sock)))
+                # An ordinary stream cannot carry the descriptor.
+                socket.send_fds(sock, [b"\0"], [self._store.fd])
+            reader, writer = await asyncio.open_unix_connection(sock=sock)
+            connection = _Connection(hello, writer)
+            if why:
+                log.error("a connector was refused: %s", why)
+                self.refusal = why
+                connection.send({"t": "refused", "why": why})
+                return
+            connection.send(self._welcome())
+            self._join(connection)
+            while True:
+                self._take(connection, await _message(reader))
+        except (OSError, EOFError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
+            if not isinstance(error, EOFError):
+                log.warning("a connector's connection ended: %s", error)
+        finally:
+            if connection is None:
+                sock.close()
+            else:
+                self._part(connection)
+                connection.close()
+            self._changed()
+
+    def _examine(self, message: dict[str, Any]) -> tuple[Hello, str]:
+        """The greeting, and why it is refused; empty: it is not."""
+        hello = msgspec.convert(message, Hello)
+        theirs, ours = hello.geometry, self._expects
+        if hello.version != VERSION:
+            return (
+                hello,
+                f"it speaks version {hello.version} of the protocol, this worker {VERSION}: install the same release",
+            )
+        if hello.ranks != self._ranks:
+            return hello, f"the engine has {hello.ranks} tensor-parallel ranks, the graph says tp: {self._ranks}"
+        if hello.role == "worker" and theirs is None:
+            return hello, "it does not say what its KV is"
+        for field in ("layers", "kv_heads", "head_dim", "dtype", "block_size"):
+            mine, other = getattr(ours, field), getattr(theirs, field, None)
+            if theirs is not None and mine != other and not (field == "block_size" and other == 0):
+                return hello, f"{field}: the engine has {other}, the model's directory and the graph say {mine}"
+        return hello, ""
+
+    def _welcome(self) -> dict[str, Any]:
+        layout = self._store.layout
+        return {
+            "t": "welcome",
+            "blocks": self._store.blocks,
+            "block_bytes": layout.block_bytes,
+            "block_size": layout.block_size,
+        }
+
+    def _join(self, connection: _Connection) -> None:
+        hello = connection.hello
+        log.info("connected: %s, %s of rank %d", hello.engine, hello.role, hello.rank)
+        self._connections.add(connection)
+        self.refusal = ""
+        self._changed()
+
+    def _part(self, connection: _Connection) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            log.warning("disconnected: %s of rank %d", connection.hello.role, connection.hello.rank)
+        for line in self._lines.values():
+            line.answer(connection)
+
+    def _changed(self) -> None:
+        self._change.set()
+
+    def _take(self, connection: _Connection, message: dict[str, Any]) -> None:
+        line = self._lines.get(message.get("id", ""))
+        if line is None:
+            return  # it crossed our last word about it
+        kind = message["t"]
+        if kind in ("ack", "forgot"):
+            line.answer(connection)
+        elif kind == "planned":
+            line.on_notice(Notice("planned", _count(message, "offered"), _count(message, "local")))
+        elif kind in ("loaded", "written", "finished"):
+            said = line.said.setdefault(kind, {})
+            said[connection.hello.rank] = _count(message, "tokens")
+            if len(said) == self._ranks:
+                line.on_notice(Notice(kind, min(said.values())))
+        else:
+            raise ValueError(f"a message of an unknown type: {kind}")
+
+
+class _Bare:
+    """Reads exactly from a socket that is no stream yet: not a byte more, for the stream reads on."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    async def readexactly(self, n: int) -> bytes:
+        loop, data = asyncio.get_running_loop(), b""
+        while len(data) < n:
+            piece = await loop.sock_recv(self._sock, n - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return data
+
+
+async def _message(reader: asyncio.StreamReader | _Bare) -> dict[str, Any]:
+    """Raises `EOFError`, `ValueError`, `msgspec.DecodeError`."""
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if length > LIMIT:
+        raise ValueError(f"a message of {length} bytes, where {LIMIT} is the limit")
+    return msgspec.json.decode(await reader.readexactly(length), type=dict[str, Any])
+
+
+def _count(message: dict[str, Any], field: str) -> int:
+    value = message[field]
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{field}: {value!r} is no count")
+    return value
+
+
+def _ignore(notice: Notice) -> None:
+    """The transfer is over."""
+
+
+async def _insist(work: Any) -> None:
+    """Await to the end, and only then heed a cancellation."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+        except EngineError:
+            break
+    if cancelled is not None:
+        raise cancelled
+    task.result()
