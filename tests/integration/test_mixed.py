@@ -13,7 +13,7 @@ from pdd_llamacpp.testing import build_tiny_gguf, dequantise
 from pdd_torch.engine import TorchEngine
 
 from pdd_runtime.frontend.language import Language
-from pdd_runtime.inprocess.source import find_model
+from pdd_runtime.models.source import find_model
 from pdd_runtime.plugins.engine import ModelSpec, Sampling, Token
 from pdd_runtime.testing.engine_harness import EngineHarness
 from tests.integration.prompts import PROMPTS

@@ -12,11 +12,11 @@ from pdd_llamacpp.context import Context, Logits, Model, Part
 from pdd_llamacpp.state import StateFormat
 from pdd_runtime.errors import EngineError
 from pdd_runtime.inprocess import Chunk, Runner, fingerprint
-from pdd_runtime.inprocess.gguf_file import GgufFile
-from pdd_runtime.inprocess.source import find_model, hash_files
-from pdd_runtime.inprocess.tokenizer import from_gguf
 from pdd_runtime.kv import KvLayout
 from pdd_runtime.kv.layout import DTYPE_BYTES
+from pdd_runtime.models.gguf_file import GgufFile
+from pdd_runtime.models.source import find_model, hash_files
+from pdd_runtime.models.tokenizer import from_gguf
 from pdd_runtime.plugins.engine import ModelSpec
 
 _KINDS = {"float32": 0, "float16": 1, "bfloat16": 30}

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.inprocess import tokenizer
-from pdd_runtime.inprocess.gguf_file import GgufFile
-from pdd_runtime.inprocess.source import hash_files
+from pdd_runtime.models import tokenizer
+from pdd_runtime.models.gguf_file import GgufFile
+from pdd_runtime.models.source import hash_files
 from pdd_runtime.plugins.engine import TokenizerFiles
 from pdd_torch.architecture import from_gguf
 from pdd_torch.source import Source

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.inprocess import tokenizer
-from pdd_runtime.inprocess.source import hash_files
+from pdd_runtime.models import directory, tokenizer
 from pdd_runtime.plugins.engine import TokenizerFiles
 from pdd_torch.architecture import from_config_json
 from pdd_torch.source import Source
@@ -19,12 +17,9 @@ from pdd_torch.source import Source
 class SafetensorsModel(Source):
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.resolve().name
-        try:
-            self._config = json.loads((path / "config.json").read_bytes())
-        except (OSError, ValueError) as error:
-            raise EngineError("the directory has no readable config.json", where=str(path), why=str(error)) from error
+        self._config = directory.read_config(path)
         self.architecture = from_config_json(self._config, str(path / "config.json"))
-        self.files = sorted(path.glob("*.safetensors"))
+        self.files = directory.weight_files(path)
         self._where: dict[str, Path] = {}
         for file in self.files:
             try:
@@ -34,7 +29,7 @@ class SafetensorsModel(Source):
                 raise EngineError("not a safetensors file", where=str(file), why=str(error)) from error
 
     def digest(self) -> str:
-        return hash_files(self.files, json.dumps(self._config, sort_keys=True).encode())
+        return directory.digest(self.path, self._config)
 
     def tensor(self, name: str) -> Tensor:
         if name not in self._where:

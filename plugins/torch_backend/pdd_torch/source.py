@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdd_runtime.inprocess.source import find_model
+from pdd_runtime.models.source import find_model
 from pdd_runtime.plugins.engine import TokenizerFiles
 from pdd_torch.architecture import Architecture
 

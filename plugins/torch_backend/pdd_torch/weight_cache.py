@@ -11,7 +11,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from pdd_runtime.inprocess.source import hash_files
+from pdd_runtime.models.source import hash_files
 from pdd_torch.source import Source
 from pdd_torch.weights import FORM, prepare
 

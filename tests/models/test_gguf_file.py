@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.inprocess.gguf_file import GgufFile
-from pdd_runtime.inprocess.source import find_model
+from pdd_runtime.models.gguf_file import GgufFile
+from pdd_runtime.models.source import find_model
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.inprocess.source import find_model, hash_files
+from pdd_runtime.models.source import find_model, hash_files
 
 
 def test_a_model_is_named_by_its_directory_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

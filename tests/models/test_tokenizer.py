@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.inprocess.gguf_file import GgufFile
-from pdd_runtime.inprocess.source import find_model
-from pdd_runtime.inprocess.tokenizer import from_directory, from_gguf
+from pdd_runtime.models.gguf_file import GgufFile
+from pdd_runtime.models.source import find_model
+from pdd_runtime.models.tokenizer import from_directory, from_gguf
 from pdd_runtime.testing.byte_tokenizer import byte_tokenizer
 
 
