@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
@@ -132,3 +133,11 @@ def _exit(code: int) -> str:
         return f"killed by {signal.Signals(number).name}" if code < 0 or code > 128 else f"exit code {code}"
     except ValueError:
         return f"exit code {code}"
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
