@@ -195,11 +195,7 @@ class Bridge:
             line.ask(iter(self._connections))
             try:
                 # The caller gives the blocks to others next: that must wait, also where the caller is cancelled.
-                await _insist(self._answered(line, "still uses the blocks of a request"))
-            except EngineError as error:
-                if not self.broken.done():
-                    self.broken.set_result(error)
-                raise
+                await over(asyncio.create_task(self._parted(line), name=f"the end of {announced.id}"))
             finally:
                 del self._lines[announced.id]
 
@@ -254,6 +250,13 @@ class Bridge:
                 why=f"it did not answer in {ACK_TIME:g} s",
                 fix="see the engine's log",
             ) from None
+
+    async def _parted(self, line: _Line) -> None:
+        try:
+            await self._answered(line, "still uses the blocks of a request")
+        except EngineError as error:
+            if not self.broken.done():
+                self.broken.set_result(error)
 
     def _spawn(self, work: Any, name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -399,19 +402,13 @@ def _ignore(notice: Notice) -> None:
     """The transfer is over."""
 
 
-async def _insist(work: Any) -> None:
-    """Await to the end, and only then heed a cancellation."""
-    task = asyncio.ensure_future(work)
+async def over(task: asyncio.Task[None]) -> None:
+    """Return when the task has ended, also where the caller is cancelled meanwhile: that is heeded behind it."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait({task})
         except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
             cancelled = error
-        except EngineError:
-            break
     if cancelled is not None:
         raise cancelled
-    task.result()
