@@ -106,8 +106,12 @@ class ServerEngine(Engine):
         a stop token, which is sent as well. Closing it aborts the request and frees all it has there. `id` is what the
         connector calls the transfer. Positions begin at `len(tokens)`."""
 
-    @abstractmethod
-    def readings(self, metrics: Metrics) -> Readings: ...
+    def readings(self, metrics: Metrics) -> Readings:
+        raise NotImplementedError(f"{self.name} says nothing of its load")
+
+    async def look(self, http: HttpClient) -> Readings:
+        """How busy the server is. By default what `readings` finds at the path `metrics`, in Prometheus' form."""
+        return self.readings(scrape(await http.get_text(self.metrics)))
 
     async def start(self, host: EngineHost) -> EngineInfo:
         if self._info is not None:
@@ -284,7 +288,7 @@ class ServerEngine(Engine):
         while True:
             try:
                 async with asyncio.timeout(PULSE * MISSED):
-                    self._readings = self.readings(scrape(await self._http.get_text(self.metrics)))
+                    self._readings = await self.look(self._http)
                 missed = 0
             except (PddError, TimeoutError) as error:
                 missed += 1
