@@ -74,6 +74,7 @@ class Announced(msgspec.Struct, frozen=True):
     offered: int
     first: int
     blocks: tuple[int, ...]
+    salt: str = ""
 
 
 class _Connection:
@@ -233,7 +234,8 @@ class Bridge:
             "blocks": announced.blocks,
         }
         for connection in self._connections:
-            connection.send(message | {"ids": announced.ids} if connection.hello.tokens else message)
+            named = {"ids": announced.ids, "salt": announced.salt}
+            connection.send(message | named if connection.hello.tokens else message)
             yield connection
 
     async def _answered(self, line: _Line, what: str) -> None:

@@ -35,7 +35,6 @@ from pdd_runtime.plugins.engine import (
     PrefillRequest,
     Sampling,
     Stopped,
-    Token,
     TokenizerFiles,
 )
 from pdd_runtime.server.blocks import Blocks
@@ -47,7 +46,7 @@ from pdd_runtime.server.launch import Launch
 from pdd_runtime.server.metrics import Metrics, scrape
 from pdd_runtime.server.process import ServerProcess, free_port
 from pdd_runtime.server.readiness import wait_ready
-from pdd_runtime.server.request import Event, Served
+from pdd_runtime.server.request import Event, Piece, Served
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ class ServerEngine(Engine):
     @abstractmethod
     def generate(
         self, http: HttpClient, id: str, tokens: Sequence[int], max_tokens: int, sampling: Sampling, salt: str
-    ) -> AsyncGenerator[tuple[Token, ...], None]:
+    ) -> AsyncGenerator[Piece, None]:
         """New tokens as the server makes them, at least one of them asked for; to its end after `max_tokens`, or after
         a stop token, which is sent as well. Closing it aborts the request and frees all it has there. `id` is what the
         connector calls the transfer. Positions begin at `len(tokens)`."""
@@ -331,7 +330,7 @@ class ServerEngine(Engine):
             raise EngineError(f"{self.name} has lost its connector", where=where, fix="see the server's log")
         most = max(1, end - len(tokens))
 
-        def generate(id: str) -> AsyncGenerator[tuple[Token, ...], None]:
+        def generate(id: str) -> AsyncGenerator[Piece, None]:
             return self.generate(self._http, id, tokens, most, sampling, request.salt)
 
         return Served(
@@ -339,6 +338,7 @@ class ServerEngine(Engine):
             Blocks(self._store, self._root(request.salt), tokens),
             self._bridge,
             generate,
+            salt=request.salt,
             stop_token_ids=sampling.stop_token_ids,
             announces=announces,
         )

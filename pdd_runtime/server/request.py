@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pdd_runtime.errors import CapacityError, EngineError, PddError
 from pdd_runtime.ids import new_id
@@ -27,7 +27,16 @@ Event = BlocksReady | Extended | Tokens | Stopped
 
 
 Reason = Literal["length", "stop", "sealed"]
-Generate = Callable[[str], AsyncGenerator[tuple[Token, ...], None]]
+
+
+class Found(NamedTuple):
+    """So many of the known tokens the server had not to compute: where it says so itself, before its first token."""
+
+    tokens: int
+
+
+Piece = tuple[Token, ...] | Found
+Generate = Callable[[str], AsyncGenerator[Piece, None]]
 """Id of the transfer → new tokens as the server streams them, in order of position; its close aborts."""
 
 
@@ -41,11 +50,12 @@ class Served:
         bridge: Bridge,
         generate: Generate,
         *,
+        salt: str = "",
         stop_token_ids: tuple[int, ...] = (),
         announces: bool = False,
     ) -> None:
         """`announces`: tell of blocks as they are published."""
-        self.id, self.blocks = id, blocks
+        self.id, self.blocks, self.salt = id, blocks, salt
         self.announces = announces
         self._bridge, self._generate, self._stops = bridge, generate, frozenset(stop_token_ids)
         self.transfer = new_id("kv")
@@ -55,6 +65,7 @@ class Served:
         self._events: asyncio.Queue[Event | PddError] = asyncio.Queue()
         self._seal_at: int | None = None
         self._sealed = asyncio.Event()
+        self._found: int | None = None
         self._planned: Notice | None = None
         self._loaded: int | None = None
         self._written = blocks.cached
@@ -124,10 +135,14 @@ class Served:
             if reason != "sealed" or hold:
                 # The server has said the last token; its connector has the tail still to copy.
                 self._tell()
-                if self.blocks.open and not await self._heard(lambda: self._finished is not None, PUBLISHING_TIME):
+                if self.blocks.open and not await self._heard(self._all_published, PUBLISHING_TIME):
                     log.warning("request %s: the connector did not say how far it has published", self.id)
-        self.blocks.commit_tail(self._finished or 0)
+        self.blocks.commit_tail(max(self._finished or 0, self._written))
         return reason
+
+    def _all_published(self) -> bool:
+        """The connector has said that no more comes, or that all is there: the last token's KV was never computed."""
+        return self._finished is not None or self._written >= len(self.blocks.tokens) - 1
 
     async def _follow(self, max_tokens: int) -> Reason:
         """Pass tokens on until there are enough."""
@@ -168,13 +183,19 @@ class Served:
                     piece = None if step.cancelled() else step.result()
                     if piece is None:
                         return
+                    if isinstance(piece, Found):
+                        self._found = piece.tokens
+                        continue
                     for token in piece:
                         yield token
             finally:
                 sealed.cancel()
 
     async def _extended(self) -> Extended:
-        """What the server found and what it computed; where its connector says nothing, it found nothing."""
+        """What the server found and what it computed; where neither it nor its connector says so, it found nothing."""
+        if self._found is not None:
+            found = min(self._found, self.known)
+            return Extended(found, self.known - found, 1)
         await self._heard(lambda: self._planned is not None, WORD_TIME)
         if self._planned is None:
             return Extended(0, self.known, 1)
@@ -206,7 +227,8 @@ class Served:
         blocks = self.blocks
         self._told = self.known
         offered = min(blocks.cached, self.known - 1)
-        announced = Announced(self.transfer, tuple(blocks.tokens), offered, blocks.first, tuple(blocks.numbers))
+        tokens, numbers = tuple(blocks.tokens), tuple(blocks.numbers)
+        announced = Announced(self.transfer, tokens, offered, blocks.first, numbers, self.salt)
         return self._bridge.announce(announced, self._notice)
 
     def _grow(self) -> None:

@@ -71,8 +71,8 @@ class Transfer:
 class _Entry:
     """A transfer, and who is copying for it."""
 
-    def __init__(self, transfer: Transfer, ids: list[int]) -> None:
-        self.transfer, self.ids = transfer, ids
+    def __init__(self, transfer: Transfer, ids: list[int], root: bytes) -> None:
+        self.transfer, self.ids, self.root = transfer, ids, root
         self.users = 0
         self.forgotten = False
 
@@ -95,14 +95,15 @@ class AgentClient:
         ranks: int = 1,
         geometry: Geometry | None = None,
         page: int | None = None,
+        seed: Callable[[str], bytes] = lambda salt: b"",
         on_change: Callable[[Transfer], None] | None = None,
     ) -> None:
         """`engine`: its name and version, for people. `page`: send the tokens of each transfer, and give its `keys` for
-        pages of so many. `on_change` is called in the reading thread with every new snapshot. Role `worker` must give
-        its geometry. Raises `Refused`."""
+        pages of so many, behind the `seed` of its tenant's salt. `on_change` is called in the reading thread with every
+        new snapshot. Role `worker` must give its geometry. Raises `Refused`."""
         if role == "worker" and geometry is None:
             raise ValueError("a worker connection needs a geometry")
-        self._path, self._page, self._on_change = path, page, on_change
+        self._path, self._page, self._seed, self._on_change = path, page, seed, on_change
         self._rank, self._ranks, self._geometry = rank, ranks, geometry
         self._hello: dict[str, Any] = {
             "t": "hello",
@@ -301,7 +302,8 @@ class AgentClient:
 
     def _announce(self, message: dict[str, Any]) -> None:
         ids = message.get("ids") or []
-        keys, key = (page_keys(ids, self._page), page_key(b"", ids)) if self._page else ((), b"")
+        root = self._seed(message.get("salt", ""))
+        keys, key = (page_keys(ids, self._page, root), page_key(root, ids)) if self._page else ((), b"")
         transfer = Transfer(
             id=message["id"],
             tokens=message["tokens"],
@@ -312,7 +314,7 @@ class AgentClient:
             key=key,
         )
         with self._lock:
-            self._entries[transfer.id] = _Entry(transfer, ids)
+            self._entries[transfer.id] = _Entry(transfer, ids, root)
             if key:
                 self._by_key[key] = transfer.id
         self._changed(transfer)
@@ -327,7 +329,7 @@ class AgentClient:
             if self._page:
                 entry.ids.extend(message.get("ids") or [])
                 done = len(transfer.keys)
-                previous = transfer.keys[-1] if transfer.keys else b""
+                previous = transfer.keys[-1] if transfer.keys else entry.root
                 more = page_keys(entry.ids[done * self._page :], self._page, previous)
                 transfer = replace(transfer, keys=(*transfer.keys, *more))
             entry.transfer = transfer
