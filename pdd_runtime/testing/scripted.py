@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import ClassVar, Literal
 
 import msgspec
 import xxhash
 from pydantic import BaseModel
 
-from pdd_runtime.clock import now
-from pdd_runtime.errors import Cancelled, CapacityError, EngineError, PddError, RequestError
+from pdd_runtime.errors import Cancelled, CapacityError, EngineError, RequestError
 from pdd_runtime.kv import BlockStore, seed
 from pdd_runtime.plugins.engine import (
     BlocksReady,
@@ -35,45 +34,11 @@ from pdd_runtime.plugins.engine import (
 from pdd_runtime.plugins.hookspecs import hookimpl
 from pdd_runtime.testing import byte_tokenizer
 from pdd_runtime.testing.scripted_config import ScriptedConfig
+from pdd_runtime.testing.scripted_request import ScriptedRequest
+from pdd_runtime.testing.scripted_steps import ScriptedSteps
 from pdd_runtime.testing.toy_choice import ToyChoice
 from pdd_runtime.testing.toy_model import ToyModel
 from pdd_runtime.testing.toy_sequence import ToySequence
-
-
-class _Request:
-    """One request: whether it may run, when to seal it, why it was stopped."""
-
-    def __init__(self, request_id: str) -> None:
-        self.id = request_id
-        self.sequence: ToySequence | None = None
-        self.admitted = False
-        self.seal_at: int | None = None
-        self.woken = asyncio.Event()
-        self._error: PddError | None = None
-
-    def stop(self, error: PddError) -> None:
-        """End it in whatever state it is; its stream raises `error` when it is asked next."""
-        self._error = self._error or error
-        self.woken.set()
-        self.release()
-
-    def release(self) -> None:
-        if self.sequence is not None:
-            self.sequence.release()
-
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    async def pause(self, seconds: float) -> None:
-        """Let `seconds` pass, and others run, unless stopped."""
-        if seconds > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self.woken.wait()
-        else:
-            await asyncio.sleep(0)
-        self.check()
 
 
 class ScriptedEngine(Engine):
@@ -87,8 +52,9 @@ class ScriptedEngine(Engine):
         super().__init__(config, model)
         assert isinstance(config, ScriptedConfig)
         self._config = config
-        self._requests: set[_Request] = set()
-        self._queue: deque[_Request] = deque()
+        self._requests: set[ScriptedRequest] = set()
+        self._queue: deque[ScriptedRequest] = deque()
+        self._steps = ScriptedSteps(config.token_time)
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -164,17 +130,16 @@ class ScriptedEngine(Engine):
             yield Extended(cached, known - cached, passes)
             running.check()
             choice = ToyChoice(self._toy, request.sampling, request.tokens, request.prompt_tokens)
-            due = now()
             last = known + request.max_tokens
-            while not (reason := self._reason(running, request, last)):
-                due = max(due + self._config.token_time, now())
-                state = sequence.compute(len(sequence.tokens))
-                await running.pause(due - now())
-                token = choice.next(state, len(sequence.tokens))
-                sequence.tokens.append(token.id)
-                self._count()
-                yield Tokens((token,))
-                running.check()
+            with self._steps.taking(running):
+                while not (reason := self._reason(running, request, last)):
+                    state = sequence.compute(len(sequence.tokens))
+                    await self._steps.next(running)
+                    token = choice.next(state, len(sequence.tokens))
+                    sequence.tokens.append(token.id)
+                    self._count()
+                    yield Tokens((token,))
+                    running.check()
             sequence.commit_tail()
             self._leave(running)
             if not request.hold:
@@ -182,7 +147,7 @@ class ScriptedEngine(Engine):
             yield Stopped(reason, len(sequence.tokens))
             while request.hold:
                 running.check()
-                await running.woken.wait()
+                await running.wait()
 
     async def seal(self, request_id: str, tokens: int) -> None:
         for request in self._named(request_id):
@@ -239,7 +204,7 @@ class ScriptedEngine(Engine):
     def _root(self, salt: str) -> bytes:
         return seed(self._fingerprint, self._store.layout.spec, salt=salt)
 
-    def _sequence(self, running: _Request, tokens: Sequence[int], salt: str) -> ToySequence:
+    def _sequence(self, running: ScriptedRequest, tokens: Sequence[int], salt: str) -> ToySequence:
         running.sequence = ToySequence(self._store, self._toy, self._root(salt), tokens, running.id)
         return running.sequence
 
@@ -254,7 +219,7 @@ class ScriptedEngine(Engine):
         yield total
 
     def _reason(
-        self, running: _Request, request: DecodeRequest, last: int
+        self, running: ScriptedRequest, request: DecodeRequest, last: int
     ) -> Literal["length", "stop", "sealed"] | None:
         assert running.sequence is not None
         tokens = running.sequence.tokens
@@ -264,11 +229,11 @@ class ScriptedEngine(Engine):
             return "sealed"
         return "length" if len(tokens) >= min(last, self._config.context_length) else None
 
-    def _named(self, request_id: str) -> list[_Request]:
+    def _named(self, request_id: str) -> list[ScriptedRequest]:
         return [request for request in self._requests if request.id == request_id]
 
     @contextmanager
-    def _request(self, request: PrefillRequest | DecodeRequest) -> Iterator[_Request]:
+    def _request(self, request: PrefillRequest | DecodeRequest) -> Iterator[ScriptedRequest]:
         """A request from its acceptance until its stream ends, in whatever way."""
         self._accept()
         tokens, request_id = request.tokens, request.id
@@ -286,7 +251,7 @@ class ScriptedEngine(Engine):
             raise RequestError(
                 f"tokens must be ids from 0 to {self._config.vocab_size - 1}, at least one", where="tokens"
             )
-        running = _Request(request_id)
+        running = ScriptedRequest(request_id)
         self._requests.add(running)
         self._idle.clear()
         try:
@@ -298,24 +263,20 @@ class ScriptedEngine(Engine):
             if not self._requests:
                 self._idle.set()
 
-    async def _admission(self, running: _Request) -> None:
+    async def _admission(self, running: ScriptedRequest) -> None:
         """Wait for a place in the batch, first come, first served."""
         self._queue.append(running)
         self._admit()
-        while not running.admitted:
-            await running.woken.wait()
-            running.check()
-        running.woken.clear()
-        running.check()
+        await running.wait()
 
     def _admit(self) -> None:
         while self._queue and self._running < self._config.batch_limit:
             request = self._queue.popleft()
             request.admitted = True
-            request.woken.set()
+            request.wake()
             self._running += 1
 
-    def _leave(self, running: _Request) -> None:
+    def _leave(self, running: ScriptedRequest) -> None:
         """Give the place in the batch, or in the queue, to the next."""
         if running.admitted:
             running.admitted = False

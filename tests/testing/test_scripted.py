@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
-from pdd_runtime.errors import EngineError
-from pdd_runtime.plugins.engine import Engine, Guide, ModelSpec, Sampling
-from pdd_runtime.testing.engine_harness import EngineHarness, StoreHost
+from pdd_runtime.errors import Cancelled, EngineError
+from pdd_runtime.plugins.engine import Engine, Extended, Guide, ModelSpec, Sampling
+from pdd_runtime.testing.engine_harness import PATIENCE, EngineHarness, StoreHost
 from pdd_runtime.testing.engine_sampling_suite import SamplingConformance
 from pdd_runtime.testing.engine_suite import EngineConformance
 from pdd_runtime.testing.scripted import ScriptedEngine
@@ -117,6 +118,18 @@ async def test_rates_take_their_time() -> None:
         start = loop.time()
         await harness.decode(tuple(range(50, 150)), 10)
         assert loop.time() - start >= 0.1
+
+
+async def test_a_cancel_ends_one_that_waits_for_its_step() -> None:
+    async with EngineHarness.started(scripted(token_time=3600.0)) as harness:
+        async with asyncio.timeout(PATIENCE), aclosing(harness.decoding((65, 66), 1, request_id="waits")) as events:
+            assert isinstance(await anext(events), Extended)
+            token = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0)
+            await harness.engine.cancel("waits")
+            with pytest.raises(Cancelled):
+                await token
+        await harness.idle()
 
 
 async def test_a_crash_is_told_to_the_host_and_ends_all() -> None:
