@@ -119,11 +119,13 @@ class _Line:
 class Bridge:
     """Listens at `path` for the connectors of one engine. On the event loop alone."""
 
-    def __init__(self, store: BlockStore, path: Path, *, expects: Geometry, ranks: int) -> None:
+    def __init__(
+        self, store: BlockStore, path: Path, *, expects: Geometry, ranks: int, scheduler: bool = False
+    ) -> None:
         """`store` must be shared. `expects`: the geometry that a connector must have, but for its capacity, and a block
-        size of 0 is any."""
+        size of 0 is any. `scheduler`: whether the engine's scheduler has a connection of its own."""
         self._store, self.path = store, path
-        self._expects, self._ranks = expects, ranks
+        self._expects, self._ranks, self._scheduler = expects, ranks, scheduler
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._connections: set[_Connection] = set()
@@ -147,8 +149,9 @@ class Bridge:
 
     @property
     def connected(self) -> bool:
-        """Every rank is here."""
-        return {c.hello.rank for c in self._workers} == set(range(self._ranks))
+        """Every rank is here, and the scheduler where it has a connection of its own."""
+        scheduler = any(c.hello.role == "scheduler" for c in self._connections)
+        return {c.hello.rank for c in self._workers} == set(range(self._ranks)) and scheduler >= self._scheduler
 
     async def start(self) -> None:
         """Listen. Raises `EngineError` where that cannot be."""

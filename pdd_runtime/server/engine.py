@@ -76,6 +76,8 @@ class ServerEngine(Engine):
     config: ServerConfig
     health: ClassVar[str] = "/health"
     metrics: ClassVar[str] = "/metrics"
+    scheduler: ClassVar[bool] = False
+    """Whether its connector has a part in the server's scheduler that dials by itself."""
 
     def __init__(self, config: BaseModel, model: ModelSpec) -> None:
         super().__init__(config, model)
@@ -155,9 +157,11 @@ class ServerEngine(Engine):
 
     async def load(self) -> Load:
         stats = self._store.stats
+        # A reading is of a moment ago, and a server that was told to abort may take a while.
+        readings = self._readings if self._served else Readings(0, 0)
         return Load(
-            running=self._readings.running,
-            waiting=self._readings.waiting,
+            running=readings.running,
+            waiting=readings.waiting,
             batch_limit=self.config.batch_limit,
             blocks_used=stats.used,
             blocks_cached=stats.cached,
@@ -226,7 +230,7 @@ class ServerEngine(Engine):
         layout = self._model.layout
         geometry = Geometry(layout.layers, layout.kv_heads, layout.head_dim, layout.dtype, layout.block_size)
         path = self.config.socket or directory / "agent"
-        self._bridge = Bridge(self._store, path, expects=geometry, ranks=self.config.tp)
+        self._bridge = Bridge(self._store, path, expects=geometry, ranks=self.config.tp, scheduler=self.scheduler)
         await self._bridge.start()
         self._exits.push_async_callback(self._bridge.close)
 
