@@ -1,0 +1,80 @@
+"""The stand-in's command: it starts as `trtllm-serve serve MODEL …` does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from pdd_runtime.server.geometry import read_geometry
+from pdd_trtllm.testing.arguments import LlmArgs, Serve, parse
+from pdd_trtllm.testing.driver import ConnectorDriver
+from pdd_trtllm.testing.executor import Executor, Limits
+from pdd_trtllm.testing.model import PagedModel
+from pdd_trtllm.testing.pages import PageCache
+from pdd_trtllm.testing.server import Api
+
+PAUSE = "PDD_STANDIN_PAUSE"
+"""An environment variable: seconds that each pass takes at least."""
+_PAGES = 512
+"""Of the cache, where the configuration does not say."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    try:
+        serve = parse(sys.argv[1:] if argv is None else argv)
+    except (OSError, ValueError) as error:
+        sys.exit(f"trtllm-serve: {error}")
+    level = {"verbose": "DEBUG", "trace": "DEBUG", "internal_error": "CRITICAL"}.get(serve.log_level, serve.log_level)
+    logging.basicConfig(level=level.upper(), format="[TRT-LLM] %(levelname)s %(message)s")
+    executor, api = build(serve.args)
+    _listen(serve, api)
+    executor.stop()
+
+
+def build(args: LlmArgs) -> tuple[Executor, Api]:
+    """Raises what the connector raises."""
+    directory = Path(args.model)
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "float32") if args.dtype == "auto" else args.dtype
+    cache, page = args.kv_cache_config, args.kv_cache_config.tokens_per_block
+    layout = read_geometry(directory, dtype=dtype, block_size=page, tp=args.tensor_parallel_size)  # type: ignore[arg-type]
+    pages = _PAGES if cache.max_tokens is None else max(1, cache.max_tokens // page)
+    if cache.max_gpu_total_bytes:
+        pages = min(pages, max(1, cache.max_gpu_total_bytes * args.tensor_parallel_size // layout.block_bytes))
+    vocab, context = int(config["vocab_size"]), args.max_seq_len or int(config["max_position_embeddings"])
+    model = PagedModel(directory, layout, pages=pages)
+    limits = Limits(
+        batch=args.max_batch_size,
+        pass_tokens=max(args.max_num_tokens, page),
+        chunked=args.enable_chunked_prefill,
+        overlap=not args.disable_overlap_scheduler,
+        pause=float(os.environ.get(PAUSE, 0)),
+    )
+    driver = None
+    if (connector := args.kv_connector_config) is not None:
+        names = (connector.connector_module, connector.connector_scheduler_class, connector.connector_worker_class)
+        driver = ConnectorDriver(*names, args, model.caches)
+    executor = Executor(model, PageCache(pages, page), limits, driver)
+    import tensorrt_llm  # type: ignore[import-not-found, unused-ignore]
+
+    api = Api(
+        executor,
+        directory.name,
+        tensorrt_llm.__version__,
+        context=context,
+        vocab=vocab,
+        most=None if args.enable_chunked_prefill else args.max_num_tokens,
+        stats=args.enable_iter_perf_stats,
+    )
+    return executor, api
+
+
+def _listen(serve: Serve, api: Api) -> None:
+    config = uvicorn.Config(api.app, host=serve.host, port=serve.port, log_level="warning", timeout_keep_alive=5)
+    uvicorn.Server(config).run()
