@@ -196,7 +196,8 @@ class ServerEngine(Engine):
                 where=str(found.path),
                 fix="give spec.model.source a directory with config.json, *.safetensors and tokenizer.json",
             )
-        self._path = found.path
+        # Whole: the server runs in a directory of its own.
+        self._path = found.path.resolve()
         self._model = model = await asyncio.to_thread(self._read_model)
         blocks = max(1, config.kv_memory // model.layout.block_bytes)
         self._store = host.open_store(model.layout, blocks, shared=True)
