@@ -26,7 +26,7 @@ class TcpConfig(BaseModel, frozen=True, extra="forbid"):
     """The pause before the first reconnect; it doubles while reconnects bring nothing."""
     retry_delay_max: Duration = Field(default=1.0, gt=0.0)
     """Where the doubling ends."""
-    frame: Size = Field(default=512 << 10, ge=4 << 10, le=16 << 20)
+    frame: Size = Field(default=1 << 20, ge=4 << 10, le=16 << 20)
     """The largest run of bytes with a checksum of its own, and the most that is sent again on a connection that
     breaks. On slow links frames are smaller: 20 ms of a stream's share."""
     order: Literal["shortest", "fifo"] = "shortest"

@@ -14,7 +14,7 @@ from pdd_runtime.errors import PddError
 from pdd_runtime.plugins.transport import LinkFacts
 from pdd_tcp import wire
 from pdd_tcp.incoming import Incoming
-from pdd_tcp.sockets import Cut, Damaged, Waiter, broken, receive_message, send_all, set_up, shut, tune_receiver
+from pdd_tcp.sockets import Cut, Damaged, Intake, Waiter, receive_message, send_all, set_up, shut, tune_receiver
 
 log = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
@@ -156,26 +156,25 @@ class Inlet:
 
     def _receive(self, sock: socket.socket) -> None:
         """Take frames until the connection ends, which it does by a `Cut`."""
-        waiter = Waiter(sock, select.POLLIN)
-        header = memoryview(self._header)
+        intake, header = Intake(sock, self._io_timeout), memoryview(self._header)
         while True:
-            self._fill(sock, header[self._ahead :], waiter)
+            intake.fill(header[self._ahead :])
             self._ahead = 0
             frame = wire.unpack_frame(self._header)
             if frame is None:
                 raise Damaged("a frame's header is not what its checksum says")
             if frame.kind == wire.DATA:
-                self._data(sock, frame, waiter)
+                self._data(intake, frame)
             elif frame.length > wire.ANSWER_LIMIT:
                 raise Damaged(f"a frame of kind {frame.kind} with {frame.length} bytes")
             else:
                 body = bytearray(frame.length)
-                self._fill(sock, memoryview(body), waiter)
+                intake.fill(memoryview(body))
                 if wire.checksum_of(body) != frame.body:
                     raise Damaged("a frame is not what its checksum says")
                 self._notice(frame, bytes(body))
 
-    def _data(self, sock: socket.socket, frame: wire.Frame, waiter: Waiter) -> None:
+    def _data(self, intake: Intake, frame: wire.Frame) -> None:
         if frame.length > self._frame:
             raise Damaged(f"a frame of {frame.length} bytes, where they have {self._frame}")
         fetch = self._owner.fetch_of(frame.fetch)
@@ -187,11 +186,10 @@ class Inlet:
         while done < frame.length:
             with self._landing:
                 view = self._nowhere(frame.length) if self._target is None else self._target
-                received = _receive_some(sock, view[done:] if done else view, self._header)
-            if received:
-                done += received
-            elif not waiter.wait(self._io_timeout):
-                raise Cut("nothing came from the peer for too long")
+                received = intake.take(view[done:] if done else view, self._header)
+            if not received:
+                intake.wait(frame.length - done)
+            done += received
         self._ahead = done - frame.length
         with self._landing:
             target, self._target, self._fetch = self._target, None, None
@@ -227,24 +225,3 @@ class Inlet:
             fetch.refuse(frame, wire.unpack_error(body))
         else:
             raise Damaged(f"a frame of kind {frame.kind} with {len(body)} bytes")
-
-    def _fill(self, sock: socket.socket, memory: memoryview, waiter: Waiter) -> None:
-        while memory:
-            received = _receive_some(sock, memory)
-            if received:
-                memory = memory[received:]
-            elif not waiter.wait(self._io_timeout):
-                raise Cut("nothing came from the peer for too long")
-
-
-def _receive_some(sock: socket.socket, *memory: memoryview | bytearray) -> int:
-    """How many bytes were there; 0: none yet. Raises `Cut`."""
-    try:
-        received = sock.recvmsg_into(memory)[0]
-    except BlockingIOError:
-        return 0
-    except OSError as error:
-        raise broken(error) from error
-    if not received:
-        raise Cut("the peer closed the connection")
-    return received

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from array import array
 from collections import deque
+from collections.abc import Sequence
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import TransferError
@@ -195,9 +196,9 @@ class Session(Transfer):
         digest = wire.digest(self._sums)
         return wire.pack_frame(wire.END, self.binding.session, fetch=self.number, payload=digest) + digest
 
-    def _missing(self, index: int) -> list[int]:
-        had = self._had.get(index, 0)
-        return [part for part in range(self._per_block) if not had >> part & 1]
+    def _missing(self, index: int) -> Sequence[int]:
+        had, every = self._had.get(index), range(self._per_block)
+        return every if had is None else [part for part in every if not had >> part & 1]
 
     def _bytes(self, index: int) -> int:
         if index not in self._had:

@@ -18,8 +18,14 @@ from pdd_tcp import wire
 log = logging.getLogger(__name__)
 Gate = Callable[[int], contextlib.AbstractContextManager[object]]
 SMALLEST_BUFFER, LARGEST_BUFFER = 512 << 10, 64 << 20
+MOST_AT_ONCE = 1 << 20
+"""Bytes until which a thread that receives is left asleep; the kernel wakes it before where it cannot hold as many."""
+WHILE = 0.1
+"""Seconds after which it is woken for fewer."""
 UNSENT_SECONDS = 0.01
 SMALLEST_UNSENT, LARGEST_UNSENT = 16 << 10, 512 << 10
+UNSENT_INSIDE = 64 << 10
+"""Inside one host a copy is the whole way, and dear where the kernel's pages for it do not stay in a cache."""
 _INFO = struct.Struct("8B24I")
 _RTT, _RETRANSMITS = 8 + 15, 8 + 23
 
@@ -48,6 +54,61 @@ class Waiter:
         return bool(self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
 
 
+class Intake:
+    """What comes on a socket, for one thread, which is woken for many bytes rather than for every few: that costs more
+    than to copy them."""
+
+    def __init__(self, sock: socket.socket, patience: float) -> None:
+        """`patience`: seconds in which something has to come."""
+        self._sock, self._patience, self._waiter = sock, patience, Waiter(sock, select.POLLIN)
+        self._least = 1
+        self._empty = False
+        """The kernel had less than was asked for."""
+
+    def take(self, *memory: memoryview | bytearray) -> int:
+        """How many bytes were there, into one `memory` after the other; 0: none yet. Raises `Cut`."""
+        if self._empty:
+            return 0
+        try:
+            received = self._sock.recvmsg_into(memory)[0]
+        except BlockingIOError:
+            self._empty = True
+            return 0
+        except OSError as error:
+            raise broken(error) from error
+        if not received:
+            raise Cut("the peer closed the connection")
+        self._empty = received < sum(map(len, memory))
+        return received
+
+    def wait(self, nbytes: int) -> None:
+        """Until there is more: of `nbytes` that are sure to come all, or many, or what comes in a while. Raises `Cut`
+        where nothing does."""
+        self._expect(min(nbytes, MOST_AT_ONCE))
+        if not self._waiter.wait(min(self._patience, WHILE)):
+            self._expect(1)
+            if not self._waiter.wait(self._patience):
+                raise Cut("nothing came from the peer for too long")
+        self._empty = False
+
+    def fill(self, memory: memoryview) -> None:
+        """All of it. What is behind it is waited for before it is taken, where this had to be. Raises `Cut`."""
+        waited = False
+        while memory:
+            received = self.take(memory)
+            if not received:
+                self.wait(len(memory))
+                waited = True
+            memory = memory[received:]
+        self._empty = self._empty or waited
+
+    def _expect(self, nbytes: int) -> None:
+        if nbytes != self._least:
+            with contextlib.suppress(OSError):  # A kernel that cannot wakes us for less.
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+            self._least = nbytes
+
+
 def set_up(sock: socket.socket, io_timeout: float) -> None:
     """Make it a socket that does not block, sends at once, and breaks where the peer acknowledges nothing for
     `io_timeout` seconds."""
@@ -60,7 +121,7 @@ def set_up(sock: socket.socket, io_timeout: float) -> None:
 def tune_sender(sock: socket.socket, link: LinkFacts | None, streams: int, congestion: str) -> None:
     """What of a link's way is this connection's, one of `streams`. What is not sent yet stays with us rather than with
     the kernel, beyond what the link takes in 10 ms: so what is sent next is decided late."""
-    unsent = LARGEST_UNSENT
+    unsent = UNSENT_INSIDE if _inside(sock) else LARGEST_UNSENT
     if link is not None:
         share = link.bandwidth / 8 / streams
         unsent = int(min(LARGEST_UNSENT, max(SMALLEST_UNSENT, share * UNSENT_SECONDS)))
@@ -74,6 +135,13 @@ def tune_receiver(sock: socket.socket, link: LinkFacts | None, streams: int) -> 
     """Room for twice what is under way on this connection, one of `streams`."""
     if link is not None:
         _set_buffer(sock, socket.SO_RCVBUF, "r", 2 * link.bandwidth / 8 * link.rtt / streams)
+
+
+def _inside(sock: socket.socket) -> bool:
+    """Whether both ends are in one host, by its address."""
+    with contextlib.suppress(OSError):  # A peer that is gone.
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    return False
 
 
 def _set_buffer(sock: socket.socket, option: int, kind: str, nbytes: float) -> None:

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pdd_tcp.sockets import LARGEST_UNSENT, SMALLEST_BUFFER, SMALLEST_UNSENT, tune_receiver, tune_sender, way_of
+from pdd_tcp.sockets import (
+    LARGEST_UNSENT,
+    SMALLEST_BUFFER,
+    SMALLEST_UNSENT,
+    UNSENT_INSIDE,
+    tune_receiver,
+    tune_sender,
+    way_of,
+)
 
 from pdd_runtime.plugins.transport import LinkFacts
 
@@ -54,7 +62,16 @@ def test_inside_a_cluster_the_hosts_congestion_control_stays(pair: tuple[socket.
     before = congestion(pair[0])
     tune_sender(pair[0], None, 4, "reno")
     assert congestion(pair[0]) == before
-    assert unsent(pair[0]) == LARGEST_UNSENT
+
+
+@pytest.mark.parametrize(("other", "nbytes"), [("127.0.0.1", UNSENT_INSIDE), ("127.0.0.2", LARGEST_UNSENT)])
+def test_inside_a_host_less_is_left_to_the_kernel(other: str, nbytes: int) -> None:
+    with (
+        socket.create_server((other, 0)) as server,
+        socket.create_connection(server.getsockname(), source_address=("127.0.0.1", 0)) as sock,
+    ):
+        tune_sender(sock, None, 4, "auto")
+        assert unsent(sock) == nbytes
 
 
 @pytest.mark.parametrize(
