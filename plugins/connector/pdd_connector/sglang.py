@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+from sglang.srt.mem_cache.utils import storage_namespace_seed
 from sglang.version import __version__
 
 from pdd_connector.client import AgentClient, Transfer
@@ -92,6 +93,7 @@ class PddLinker(UnifiedCacheLinker):  # type: ignore[misc]
             ranks=ranks,
             geometry=self._pool.geometry(ranks),
             page=self._page,
+            seed=_seed,
         )
         self._written: dict[str, int] = {}
         """Request → its leading tokens whose KV is in the blocks, or on its way there."""
@@ -216,6 +218,11 @@ class PddLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def _place(self, transfer: Transfer, start: int, end: int) -> Place:
         return Place(self._client.blocks, self._client.block_size, transfer.blocks, start, end)
+
+
+def _seed(salt: str) -> bytes:
+    """What SGLang's keys of a tenant's pages begin with."""
+    return bytes.fromhex(storage_namespace_seed(None, salt or None) or "")
 
 
 def _pages(transfers: list[Any]) -> list[str]:

@@ -75,8 +75,8 @@ class SlotPool:
         )
 
     def save(self, slots: torch.Tensor, place: Place, done: Done) -> None:
-        """Copy the tokens in `slots`, one a token, to `place`; `done(True)` is called when they are there, in any
-        thread, and `done(False)` where they could not be copied."""
+        """Copy the tokens in `slots`, one a token, to `place`, and clear the rest of the last block. `done(True)` is
+        called when that is done, in any thread, and `done(False)` where it cannot be."""
         if self._stream is None:
             self._finish(place, lambda layer, part: self._buffer(layer, part)[slots], done)
             return
@@ -122,6 +122,8 @@ class SlotPool:
         try:
             for layer, part, blocks, offsets, rows in self._parts(place):
                 rows[blocks, offsets] = rows_of(layer, part)
+                # What another request left there must reach nobody.
+                rows[blocks[-1], int(offsets[-1]) + 1 :] = 0
             saved = True
         except Exception:
             log.exception("pages could not be copied into blocks")

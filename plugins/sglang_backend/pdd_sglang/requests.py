@@ -1,0 +1,106 @@
+"""Requests and answers in the words of SGLang's `/generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pdd_runtime.errors import EngineError, RequestError
+from pdd_runtime.plugins.engine import Sampling, Token
+
+PATH = "/generate"
+ABORT = "/abort_request"
+
+
+def body(
+    id: str, tokens: Sequence[int], max_tokens: int, sampling: Sampling, salt: str, eos: frozenset[int]
+) -> dict[str, Any]:
+    """`eos`: what SGLang takes for the model's ends by itself. Raises `RequestError`."""
+    if sampling.logprobs is not None and sampling.logit_bias:
+        raise RequestError("SGLang's logprobs are those with the bias: ask for one of the two", where="logit_bias")
+    request: dict[str, Any] = {
+        "rid": id,
+        # The linker is told whose pages it sees by the session alone.
+        "session_id": id,
+        "input_ids": list(tokens),
+        "stream": True,
+        "sampling_params": _parameters(max_tokens, sampling, eos),
+    }
+    if sampling.logprobs is not None:
+        request |= {"return_logprob": True, "top_logprobs_num": sampling.logprobs}
+    if salt:
+        request["cache_salt"] = salt
+    return request
+
+
+def _parameters(max_tokens: int, sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
+    parameters: dict[str, Any] = {
+        "max_new_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+    }
+    stops = frozenset(sampling.stop_token_ids)
+    if stops and eos <= stops:
+        parameters["stop_token_ids"] = sorted(stops)
+    else:
+        # It would stop at the model's own ends as well, which were not asked for; so the worker stops it instead.
+        parameters["ignore_eos"] = True
+    if sampling.logit_bias:
+        parameters["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    return parameters
+
+
+class _Meta(msgspec.Struct):
+    prompt_tokens: int
+    cached_tokens: int
+    finish_reason: dict[str, Any] | None = None
+    output_token_logprobs: list[tuple[float, int, Any]] = []
+    output_top_logprobs: list[list[tuple[float, int, Any]] | None] = []
+
+
+class _Event(msgspec.Struct):
+    output_ids: list[int]
+    meta_info: _Meta
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One event of a stream."""
+
+    tokens: tuple[Token, ...]
+    cached: int
+    """Tokens of the prompt that were not computed."""
+    finished: bool
+
+
+def answer(event: Any, position: int, logprobs: int | None) -> Answer:
+    """The tokens of `event`, from `position` on. Raises `EngineError` where it is no such event, or says that SGLang
+    has given the request up."""
+    try:
+        read = msgspec.convert(event, _Event)
+    except msgspec.ValidationError as error:
+        raise EngineError("SGLang answers with what is no piece of an answer", why=str(error)) from error
+    meta = read.meta_info
+    finish = meta.finish_reason or {}
+    if finish.get("type") not in (None, "length", "stop"):
+        raise EngineError("SGLang gave a request up", why=str(finish.get("message") or finish))
+    if logprobs is not None and len(meta.output_token_logprobs) != len(read.output_ids):
+        raise EngineError(
+            "SGLang's logprobs are not those of the tokens beside them",
+            why=f"{len(read.output_ids)} tokens, {len(meta.output_token_logprobs)} logprobs",
+            fix="start the server with --incremental-streaming-output",
+        )
+    tokens = tuple(_token(meta, index, position + index, id, logprobs) for index, id in enumerate(read.output_ids))
+    return Answer(tokens, meta.cached_tokens, bool(finish))
+
+
+def _token(meta: _Meta, index: int, position: int, id: int, logprobs: int | None) -> Token:
+    if logprobs is None:
+        return Token(position, id)
+    top = meta.output_top_logprobs[index] if logprobs else None
+    return Token(
+        position, id, meta.output_token_logprobs[index][0], tuple((other, value) for value, other, _ in top or ())
+    )
