@@ -55,7 +55,8 @@ class SchedulerSide:
         tracked = self._tracked.pop(request.request_id, None)
         id = tracked.id if tracked is not None else transfer_id(request)
         if id is not None:
-            self._finished[id] = min(request.num_computed_tokens, request.num_tokens)
+            # The KV of its last token may have been computed, by a step that was under way; nobody waits for it.
+            self._finished[id] = min(request.num_computed_tokens, request.num_tokens - 1)
 
     def step(self, output: Any) -> Step:
         """What the workers must know of the step that `output` describes."""

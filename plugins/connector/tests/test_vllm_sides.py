@@ -94,6 +94,7 @@ async def test_a_chunked_prefill_publishes_page_by_page_and_its_tail(rig: Rig) -
         await until(lambda: len(notices) == 3)
         assert notices == [Notice("planned", 0, 0), Notice("written", 4), Notice("written", 10)]
         rig.holds(one, blocks, 10)
+        one.tokens.append(11)
         rig.engine.finish(one)
         rig.engine.step()
         await until(lambda: notices[3:] == [Notice("finished", 10)])
@@ -140,6 +141,7 @@ async def test_decoded_pages_follow_as_they_fill_and_the_tail_at_the_end(rig: Ri
         for token in range(4, 7):
             one.tokens.append(token)
             rig.engine.step(one, 1, (2,) if token == 5 else ())
+        one.tokens.append(7)
         rig.engine.finish(one)
         other = Request("another", list(range(50, 58)))
         rig.engine.step(other, 8, (1, 2))  # takes the same pages in the very next step
@@ -163,6 +165,7 @@ async def test_blocks_that_come_late_are_filled_from_the_pages(rig: Rig) -> None
         one.tokens.append(11)
         rig.engine.step(one, 1)
         await until(lambda: notices[-1:] == [Notice("written", 8)])
+        one.tokens.append(12)
         rig.engine.finish(one)
         rig.engine.step()
         await until(lambda: notices[-1:] == [Notice("finished", 11)])
@@ -177,6 +180,7 @@ async def test_drafts_that_may_be_refused_are_not_published(rig: Rig) -> None:
         rig.engine.step(one, 5, (2,), drafts=4)
         one.tokens.append(5)
         rig.engine.step(one, 1)
+        one.tokens.append(6)
         rig.engine.finish(one)
         rig.engine.step()
         await until(lambda: notices[-1:] == [Notice("finished", 5)])

@@ -1,0 +1,78 @@
+"""vLLM behind the engine contract: a stock server, driven in token IDs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import BaseModel
+
+from pdd_runtime.errors import EngineError
+from pdd_runtime.plugins.engine import Capabilities, EngineHost, EngineInfo, ModelSpec, Sampling
+from pdd_runtime.server.engine import Readings, ServerEngine
+from pdd_runtime.server.http import HttpClient
+from pdd_runtime.server.launch import Launch
+from pdd_runtime.server.metrics import Metrics
+from pdd_runtime.server.request import Piece
+from pdd_vllm import completions, launch
+from pdd_vllm.config import VllmConfig
+
+TRIED = ("0.32.",)
+"""Beginnings of the versions whose interfaces were tried: the connector's move from one to the next."""
+
+
+class VllmEngine(ServerEngine):
+    name = "vllm"
+    Config: ClassVar[type[BaseModel]] = VllmConfig
+    config: VllmConfig
+    scheduler = True
+
+    @classmethod
+    def promises(cls, model: ModelSpec) -> Capabilities:
+        # Penalties and grammars would have to count the output that was made elsewhere, and vLLM takes that for prompt.
+        return Capabilities(logprobs=True, logit_bias=True, min_tokens=True)
+
+    async def start(self, host: EngineHost) -> EngineInfo:
+        if self.model.mode == "exact":
+            raise EngineError(
+                "vLLM has no exact mode",
+                where="spec.model.mode",
+                why="its arithmetic depends on what else is in a batch",
+                fix="set mode: fast, or use an engine whose mode is exact (torch)",
+            )
+        return await super().start(host)
+
+    def launch(self, model: Path, port: int, socket: str) -> Launch:
+        return launch.server(self.config, self.model, model, port, socket)
+
+    async def inspect(self, http: HttpClient) -> Capabilities:
+        answer = await http.get_json("/version")
+        version = str(answer.get("version", "")) if isinstance(answer, dict) else ""
+        if not version.startswith(TRIED):
+            raise EngineError(
+                f"vLLM {version or 'of an unknown version'} was not tried with this plugin",
+                where=http.url,
+                why=f"its connector interface moves with its versions; tried: {', '.join(one + 'x' for one in TRIED)}",
+                fix="install one of these where the server runs",
+            )
+        return self.promises(self.model)
+
+    async def generate(
+        self, http: HttpClient, id: str, tokens: Sequence[int], max_tokens: int, sampling: Sampling, salt: str
+    ) -> AsyncGenerator[Piece, None]:
+        position = len(tokens)
+        body = completions.request(id, tokens, max_tokens, sampling, salt, self._model.vocab)
+        async with aclosing(http.stream(completions.PATH, body)) as events:
+            async for event in events:
+                for choice in event["choices"]:
+                    piece = completions.tokens_of(choice, position, sampling.logprobs)
+                    if piece:
+                        position += len(piece)
+                        yield piece
+
+    def readings(self, metrics: Metrics) -> Readings:
+        return Readings(
+            int(metrics.value("vllm:num_requests_running")), int(metrics.value("vllm:num_requests_waiting"))
+        )

@@ -1,0 +1,68 @@
+"""The command line, environment and files of a vLLM server that shares its KV."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pdd_runtime.errors import EngineError
+from pdd_runtime.plugins.engine import ModelSpec
+from pdd_runtime.server.launch import Launch
+from pdd_vllm.config import VllmConfig
+
+PACKAGE = "connector"
+"""The directory that the server finds the connector's package in."""
+
+
+def server(config: VllmConfig, model: ModelSpec, directory: Path, port: int, socket: str) -> Launch:
+    """For the model in `directory`, on 127.0.0.1:`port`; its connector dials `socket`. Raises `EngineError` where the
+    connector's package is not installed here."""
+    argv = [
+        *(config.interpreter, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(directory), "--dtype", model.dtype),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--block-size", str(config.block_size), "--max-num-seqs", str(config.batch_limit)),
+        *("--tensor-parallel-size", str(config.tp), "--enable-prefix-caching"),
+        # The model's own sampling defaults are no part of a request.
+        *("--generation-config", "vllm", "--max-logprobs", str(config.max_logprobs)),
+        *("--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
+        *("--kv-transfer-config", json.dumps(kv_transfer(socket))),
+    ]
+    if config.engine_kv_memory is not None:
+        argv += ["--kv-cache-memory-bytes", str(int(config.engine_kv_memory))]
+    if config.context_length is not None:
+        # One more: a sequence may be as long as that, and have a token behind it that nothing is computed of.
+        argv += ["--max-model-len", str(config.context_length + 1)]
+    env = {
+        "PYTHONPATH": PACKAGE,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+    }
+    if config.threads is not None:
+        env |= {"OMP_NUM_THREADS": str(config.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    files = {f"{PACKAGE}/pdd_connector/__init__.py": _stand_in()}
+    return Launch((*argv, *config.args), {**env, **config.env}, files)
+
+
+def kv_transfer(socket: str) -> dict[str, Any]:
+    """The value of `--kv-transfer-config`."""
+    return {
+        "kv_connector": "PddConnector",
+        "kv_connector_module_path": "pdd_connector.vllm",
+        "kv_role": "kv_both",
+        # By default a request whose KV could not be loaded fails; it can just as well be computed.
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"pdd_socket": socket},
+    }
+
+
+def _stand_in() -> str:
+    """A package of the connector's name that finds its modules where they are installed here. So the server has the
+    release that the worker has, and nothing else of the worker's environment."""
+    spec = find_spec("pdd_connector")
+    if spec is None or not spec.submodule_search_locations:
+        raise EngineError("the package pdd_connector is not installed", fix="pip install pdd-connector")
+    return f"__path__ = {[str(Path(place).resolve()) for place in spec.submodule_search_locations]!r}\n"

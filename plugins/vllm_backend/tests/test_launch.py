@@ -1,0 +1,90 @@
+"""What is run, without running it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pdd_vllm.config import VllmConfig
+from pdd_vllm.engine import VllmEngine
+from pydantic import ByteSize
+
+from pdd_runtime.errors import EngineError
+from pdd_runtime.plugins.engine import ModelSpec
+from pdd_runtime.server.launch import Launch
+from pdd_runtime.testing.engine_harness import StoreHost
+
+MODEL = ModelSpec(source="/models/llama", dtype="bfloat16")
+
+
+def launch(config: VllmConfig) -> Launch:
+    return VllmEngine(config, MODEL).launch(Path("/models/llama"), 8123, "/run/pdd/agent")
+
+
+def flag(launch: Launch, name: str) -> str:
+    return launch.argv[launch.argv.index(name) + 1]
+
+
+def test_the_command_says_all_that_both_sides_must_agree_on() -> None:
+    run = launch(VllmConfig(python=Path("/envs/vllm/bin/python"), tp=2, block_size=64, batch_limit=100))
+    assert run.argv[:3] == ("/envs/vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server")
+    assert flag(run, "--model") == "/models/llama"
+    assert flag(run, "--dtype") == "bfloat16"
+    assert flag(run, "--host") == "127.0.0.1"
+    assert flag(run, "--port") == "8123"
+    assert flag(run, "--tensor-parallel-size") == "2"
+    assert flag(run, "--block-size") == "64"
+    assert flag(run, "--max-num-seqs") == "100"
+    transfer = json.loads(flag(run, "--kv-transfer-config"))
+    assert transfer["kv_connector_extra_config"] == {"pdd_socket": "/run/pdd/agent"}
+    assert transfer["kv_load_failure_policy"] == "recompute"
+    assert "--max-model-len" not in run.argv
+    assert "--kv-cache-memory-bytes" not in run.argv
+
+
+def test_what_a_pool_sets_reaches_the_command_and_its_own_flags_come_last() -> None:
+    config = VllmConfig(
+        engine_kv_memory=ByteSize(2**30), context_length=4096, threads=3, args=("--port", "9"), env={"A": "b"}
+    )
+    run = launch(config)
+    assert flag(run, "--kv-cache-memory-bytes") == str(2**30)
+    assert flag(run, "--max-model-len") == "4097"
+    assert run.argv[-2:] == ("--port", "9")
+    assert run.env["OMP_NUM_THREADS"] == "3"
+    assert run.env["A"] == "b"
+    assert "OMP_NUM_THREADS" not in launch(VllmConfig()).env
+
+
+def test_the_server_finds_the_worker_s_own_release_of_the_connector(tmp_path: Path) -> None:
+    """And nothing else of the worker's environment."""
+    run = launch(VllmConfig())
+    run.write_files(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import sys, pdd_connector.wire as w; print(w.__file__); print(sys.path)"],
+        cwd=tmp_path,
+        env=run.environment(os.environ),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found, path = done.stdout.splitlines()
+    import pdd_connector.wire
+
+    assert found == str(Path(pdd_connector.wire.__file__).resolve())
+    assert str(Path(found).parents[1]) not in path
+
+
+async def test_an_exact_mode_is_refused_before_anything_starts() -> None:
+    engine = VllmEngine(VllmConfig(), ModelSpec(source="/models/llama", mode="exact"))
+    with pytest.raises(EngineError, match="exact"):
+        await engine.start(StoreHost())
+    await engine.close()
+
+
+def test_a_misspelt_setting_is_refused() -> None:
+    with pytest.raises(ValueError, match="blok_size"):
+        VllmConfig.model_validate({"blok_size": 32})
