@@ -43,6 +43,14 @@ def graph_files(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 @_quiet
+def pools(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Pools of the graph whose file was given."""
+    from pdd_runtime.graph import load
+
+    return list(load(Path(ctx.params["graph"])).graph.spec.pools)
+
+
+@_quiet
 def graph_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Graphs that run, or whose launcher died."""
     return _names()

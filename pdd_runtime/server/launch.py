@@ -39,10 +39,15 @@ class Launch:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
                 file.write(text)
 
+    @property
+    def programs(self) -> str | None:
+        """The directory that is put before PATH: servers call tools of their own environment (compilers of kernels),
+        which nobody has activated."""
+        return str(Path(self.argv[0]).parent) if "/" in self.argv[0] else None
+
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """What the process gets of a worker's environment, and `env`."""
         environment = {name: value for name, value in inherited.items() if name not in _SECRETS_OF_OURS}
-        if "/" in (program := self.argv[0]):
-            # Servers call tools of their own environment (compilers of kernels), which nobody has activated.
-            environment["PATH"] = os.pathsep.join(filter(None, (str(Path(program).parent), inherited.get("PATH"))))
+        if self.programs is not None:
+            environment["PATH"] = os.pathsep.join(filter(None, (self.programs, inherited.get("PATH"))))
         return {**environment, "PYTHONUNBUFFERED": "1", **self.env}
