@@ -8,7 +8,7 @@ LINK ?= 80Mbit/s
 PIP := $(BIN)/python -m pip install --quiet
 PROJECTS := $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: quickstart test check light install bench clean
+.PHONY: quickstart test test-sglang check light install bench clean
 
 quickstart: light
 	$(BIN)/pdd-runtime up graphs/quickstart.yaml --set spec.links.wan.bandwidth=$(LINK) --ask "$(ASK)"
@@ -21,6 +21,16 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# With real SGLang servers on this machine's CPU: some gigabytes to install, and an hour on two slow cores.
+test-sglang: install $(VENV)-sglang/.installed
+	PDD_SGLANG_PYTHON=$(CURDIR)/$(VENV)-sglang/bin/python $(BIN)/pytest plugins/sglang_backend
+
+$(VENV)-sglang/.installed: plugins/sglang_backend/requirements-cpu.txt plugins/sglang_backend/cpu/pyproject.toml
+	$(PYTHON) -m venv $(VENV)-sglang
+	$(VENV)-sglang/bin/python -m pip install --quiet --no-deps --requirement plugins/sglang_backend/requirements-cpu.txt
+	$(VENV)-sglang/bin/python -m pip install --quiet --no-deps --no-build-isolation -e plugins/sglang_backend/cpu
+	@touch $@
 
 # The runtime, TCP and llama.cpp, without torch and without what only tests need; where all is installed, that.
 light: $(VENV)/$(if $(wildcard $(VENV)/.installed),.installed,.light)
