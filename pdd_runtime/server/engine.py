@@ -334,6 +334,9 @@ class ServerEngine(Engine):
         if not self._bridge.connected:
             raise EngineError(f"{self.name} has lost its connector", where=where, fix="see the server's log")
         most = max(1, end - len(tokens))
+        # To a server, what was made elsewhere is prompt.
+        made = len(tokens) - request.prompt_tokens if isinstance(request, DecodeRequest) else 0
+        sampling = structs.replace(sampling, min_tokens=max(0, sampling.min_tokens - made))
 
         def generate(id: str) -> AsyncGenerator[Piece, None]:
             return self.generate(self._http, id, tokens, most, sampling, request.salt)
@@ -357,7 +360,10 @@ class ServerEngine(Engine):
             yield
         finally:
             task.cancel()
-            await over(task)
+            try:
+                await over(task)
+            finally:
+                self._release(served)  # one that was cancelled before it ran has not done so itself
 
     async def _run(self, served: Served, run: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -369,10 +375,14 @@ class ServerEngine(Engine):
             why = f"{type(error).__name__}: {error}"
             served.fail(EngineError(f"{self.name} failed", where=f"request {served.id}", why=why))
         finally:
-            served.blocks.release()
-            del self._served[served]
-            if not self._served:
-                self._idle.set()
+            self._release(served)
+
+    def _release(self, served: Served) -> None:
+        """Idempotent."""
+        served.blocks.release()
+        self._served.pop(served, None)
+        if not self._served:
+            self._idle.set()
 
     def _end(self, served: Iterable[Served], error: PddError) -> None:
         for one in tuple(served):
