@@ -32,6 +32,9 @@ GRAPHS = Path(__file__).resolve().parents[2] / "graphs"
 class Stack:
     """`up` in the background, `down` at the end; nothing is left behind."""
 
+    command_time = 180.0
+    """Seconds in which a command ends, `up --wait` too."""
+
     def __init__(self, graph: str, state: Path, *overrides: str, engine: str | None = None) -> None:
         """`engine`: of all pools, instead of the graph's."""
         self.file, self.name = GRAPHS / f"{graph}.yaml", graph
@@ -45,7 +48,7 @@ class Stack:
 
     def cli(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pdd_runtime.cli", *arguments]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=self.command_time)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
+from pdd_runtime.clock import now
 from pdd_runtime.errors import EngineError
 from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.server import guardian
@@ -28,6 +30,12 @@ PYTHON = "PDD_SGLANG_PYTHON"
 START = "30min"
 """What a server may take to start on a machine that has other things to do."""
 _FLUSH = 30.0
+_LINKER = {
+    "--enable-unified-cache-external-linker": 0,
+    "--unified-cache-external-linker-backend": 1,
+    "--unified-cache-external-linker-config": 1,
+}
+"""Flags by which a server shares its KV, and how many words follow each."""
 
 
 def interpreter() -> Path:
@@ -140,3 +148,43 @@ def servers(configs: Sequence[SglangConfig], model: ModelSpec, directory: Path) 
             yield attached
         finally:
             AttachedEngine.free.clear()
+
+
+@contextmanager
+def plain(config: SglangConfig, model: ModelSpec, directory: Path) -> Iterator[str]:
+    """A server without the linker; yields its address."""
+    port = free_port()
+    launch = SglangEngine(config, model).launch(Path(model.source), port, "none")
+    argv = list(launch.argv)
+    for flag, values in _LINKER.items():
+        start = argv.index(flag)
+        del argv[start : start + 1 + values]
+    url = f"http://127.0.0.1:{port}"
+    with (directory / "plain-log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guardian.__file__, *argv],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+            env=launch.environment(os.environ),
+            start_new_session=True,
+        )
+        try:
+            until = now() + config.start_timeout
+            while not _ready(url):
+                if process.poll() is not None or now() > until:
+                    raise RuntimeError(f"SGLang did not start:\n{(directory / 'plain-log').read_text()[-4000:]}")
+                time.sleep(0.5)
+            yield url
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=_FLUSH).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,240 @@
+"""Three SGLang servers under one graph: the tokens are those of one plain server, and little is computed twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+from pdd_sglang import testing
+
+from pdd_runtime.errors import PddError
+from pdd_runtime.ids import new_id
+from pdd_runtime.pipeline import Driver, Finish, SessionRequest
+from pdd_runtime.plugins.engine import ModelSpec, Sampling
+from pdd_runtime.server.metrics import scrape
+from pdd_runtime.server.process import free_port
+from pdd_runtime.testing.tiny_model import write_tiny_model
+from tests.integration.stack import Stack
+from tests.waiting import until
+
+LONG = 1500.0
+"""Seconds for a server to start again on a machine that has other things to do."""
+TOKENS = 30
+RELAYED = 7
+"""Output tokens before the handoff, but for the first, which is prefill's."""
+POOLS = ("prefill", "relay", "main")
+PROMPTS = {n: tuple(random.Random(n).choices(range(256), k=n)) for n in (3, 64, 130, 333)}
+RELAY_KV = "spec.edges.3={from: relay, to: main, carries: kv, transport: {plugin: tcp}, link: wan}"
+BOUNDS = f"{{min_relay_tokens: {RELAYED}, max_relay_tokens: {RELAYED}}}"
+ROUTES = {
+    "P-MD": ("spec.routing={plugin: never-relay}",),
+    **{
+        f"P-RLD-MD, {strategy}": (
+            "spec.routing={plugin: always-relay}",
+            f"spec.handoff={{plugin: {strategy}, config: {BOUNDS}}}",
+        )
+        for strategy in ("catch-up", "one-shot", "kv-transfer")
+    },
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+class Fleet(NamedTuple):
+    stack: Stack
+    ports: dict[str, int]
+    """Pool → port of its server."""
+    expected: dict[int, tuple[int, ...]]
+    """Length of a prompt → what a plain server answers."""
+
+    def count(self, pool: str, name: str, **labels: str) -> float:
+        text = httpx.get(f"http://127.0.0.1:{self.ports[pool]}/metrics", timeout=60).raise_for_status().text
+        return scrape(text).value(f"sglang:{name}", **labels)
+
+
+class PatientStack(Stack):
+    """`up` takes as long as servers take to start."""
+
+    command_time = LONG
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    config = testing.settings()
+    directory = tmp_path_factory.mktemp("pdd")
+    model = ModelSpec(source=str(write_tiny_model(directory / "tiny", seed=3)))
+    with testing.plain(config, model, directory) as url:
+        expected = {n: ask_plain(url, prompt) for n, prompt in PROMPTS.items()}
+    ports = {pool: free_port() for pool in POOLS}
+    settings = config.model_dump(mode="json", include={"python", "device", "batch_limit", "token_budget"})
+    settings |= {"kv_memory": "16MiB", "engine_kv_memory": "16MiB", "start_timeout": testing.START}
+    overrides = [f"spec.model.source={model.source}"]
+    for pool, port in ports.items():
+        values = ", ".join(f"{name}: {value}" for name, value in (settings | {"port": port}).items())
+        overrides.append(f"spec.pools.{pool}.engine={{plugin: sglang, config: {{{values}}}}}")
+    with PatientStack("quickstart-torch", directory / "state", *overrides, RELAY_KV) as stack:
+        yield Fleet(stack, ports, expected)
+
+
+def ask_plain(url: str, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    parameters = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{url}/generate", json={"input_ids": prompt, "sampling_params": parameters}, timeout=LONG)
+    return tuple(answer.raise_for_status().json()["output_ids"])
+
+
+class Answer(NamedTuple):
+    ids: tuple[int, ...]
+    timeline: dict[str, Any]
+
+
+async def ask(fleet: Fleet, driver: Driver, prompt: tuple[int, ...], salt: str) -> Answer:
+    request = SessionRequest(
+        id=new_id("req"), tokens=prompt, max_tokens=TOKENS, sampling=Sampling(temperature=0), salt=salt
+    )
+    ids = [item.id async for item in driver.run(request) if not isinstance(item, Finish)]
+    timeline = fleet.stack.timelines.get(request.id)
+    assert timeline is not None
+    return Answer(tuple(ids), timeline.body())
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_every_route_gives_the_tokens_of_one_plain_server(fleet: Fleet, route: str) -> None:
+    """A tenant of its own for each, so that nothing is there before; all prompts at once, then again, when all is."""
+    async with fleet.stack.driver(*ROUTES[route]) as driver:
+        for _ in range(2):
+            answers = await asyncio.gather(*(ask(fleet, driver, prompt, route) for prompt in PROMPTS.values()))
+            assert {n: answer.ids for n, answer in zip(PROMPTS, answers, strict=True)} == fleet.expected
+            for answer in answers:
+                assert answer.timeline["route"] == route.partition(",")[0], answer.timeline["reason"]
+                if "RLD" in route:
+                    assert answer.timeline["tokens"]["main"] > 0, "nothing was handed off"
+    await fleet.stack.idle()
+
+
+@pytest.mark.parametrize("n", [130, 333])
+async def test_main_computes_the_handed_off_ids_and_loads_the_prompt(fleet: Fleet, n: int) -> None:
+    async with fleet.stack.driver(*ROUTES["P-RLD-MD, one-shot"]) as driver:
+        before = {pool: counted(fleet, pool) for pool in POOLS}
+        answer = await ask(fleet, driver, PROMPTS[n], f"counted {n}")
+    assert answer.ids == fleet.expected[n]
+    known = answer.timeline["tokens"]["prefill"] + answer.timeline["tokens"]["relay"]
+
+    def told(pool: str) -> dict[str, float]:
+        return {name: value - before[pool][name] for name, value in counted(fleet, pool).items()}
+
+    # Counters are written a moment after the answer.
+    await until(lambda: told("main")["host"] > 0)
+    assert told("main") == {"computed": known, "host": n, "device": 0}
+    await until(lambda: told("relay")["host"] > 0)
+    assert told("relay") == {"computed": 1, "host": n, "device": 0}
+    assert told("prefill")["computed"] == n
+
+
+def counted(fleet: Fleet, pool: str) -> dict[str, float]:
+    return {
+        "computed": fleet.count(pool, "realtime_tokens_total", mode="prefill_compute"),
+        "host": fleet.count(pool, "cached_tokens_total", cache_source="host"),
+        "device": fleet.count(pool, "cached_tokens_total", cache_source="device"),
+    }
+
+
+@pytest.fixture
+async def client(fleet: Fleet) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{fleet.stack.url}/v1", api_key="none", timeout=LONG, max_retries=0) as client:
+        yield client
+
+
+async def test_an_openai_client_streams_and_is_told_the_truth(fleet: Fleet, client: AsyncOpenAI) -> None:
+    model = (await client.models.list()).data[0].id
+    prompt = list(PROMPTS[130])
+    wanted = bytes(byte for byte in fleet.expected[130] if byte < 256).decode(errors="replace")
+    for cached in (0, 130):
+        stream = await client.completions.create(
+            model=model,
+            prompt=prompt,
+            max_tokens=TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True, "cache_salt": "openai"},
+        )
+        text, usage = "", None
+        async for chunk in stream:
+            text += "".join(choice.text for choice in chunk.choices)
+            usage = chunk.usage or usage
+        assert text == wanted
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.completion_tokens) == (130, TOKENS)
+        assert usage.prompt_tokens_details is not None
+        assert usage.prompt_tokens_details.cached_tokens == cached
+
+
+async def test_a_client_that_goes_frees_all_servers(fleet: Fleet, client: AsyncOpenAI) -> None:
+    model = (await client.models.list()).data[0].id
+    for chunks in (0, 1, 12):
+        stream = await client.completions.create(
+            model=model,
+            prompt=list(PROMPTS[333]),
+            max_tokens=600,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True, "cache_salt": f"gone {chunks}"},
+        )
+        for _ in range(chunks):
+            await anext(stream)
+        await stream.close()
+        await fleet.stack.idle(within=120)
+        for pool in POOLS:
+            await until(lambda pool=pool: not busy(fleet, pool), 120)  # type: ignore[misc]
+
+
+def busy(fleet: Fleet, pool: str) -> float:
+    loads = httpx.get(f"http://127.0.0.1:{fleet.ports[pool]}/v1/loads", timeout=60).raise_for_status().json()["loads"]
+    return float(sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads))
+
+
+async def test_a_killed_server_ends_its_sessions_and_comes_again(fleet: Fleet) -> None:
+    """Last: it takes a server's start."""
+    async with fleet.stack.driver(*ROUTES["P-MD"]) as driver:
+        request = SessionRequest(
+            id=new_id("req"), tokens=PROMPTS[64], max_tokens=900, sampling=Sampling(temperature=0), salt="killed"
+        )
+        with pytest.raises(PddError, match="main"):
+            await kill_behind_the_fifth_token(fleet, driver, request)
+    async with fleet.stack.driver(*ROUTES["P-MD"]) as driver:
+        await until(lambda: serves(fleet), LONG)
+        answer = await ask(fleet, driver, PROMPTS[64], "after")
+    assert answer.ids == fleet.expected[64]
+    await fleet.stack.idle()
+
+
+async def kill_behind_the_fifth_token(fleet: Fleet, driver: Driver, request: SessionRequest) -> None:
+    seen = 0
+    async for _ in driver.run(request):
+        seen += 1
+        if seen == 5:
+            os.kill(server_of(fleet.ports["main"]), signal.SIGKILL)
+
+
+def serves(fleet: Fleet) -> bool:
+    return bool(httpx.get(f"{fleet.stack.url}/ready", timeout=60).status_code == 200)
+
+
+def server_of(port: int) -> int:
+    """The process of the server at that port."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (place / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"sglang.launch_server" in arguments and str(port).encode() in arguments and b"-I" not in arguments:
+            return int(place.name)
+    raise AssertionError(f"no server at port {port}")
