@@ -85,9 +85,10 @@ class Intake:
         """Until there is more: of `nbytes` that are sure to come all, or many, or what comes in a while. Raises `Cut`
         where nothing does."""
         self._expect(min(nbytes, MOST_AT_ONCE))
-        if not self._waiter.wait(min(self._patience, WHILE)):
+        first = min(self._patience, WHILE)
+        if not self._waiter.wait(first):
             self._expect(1)
-            if not self._waiter.wait(self._patience):
+            if not self._waiter.wait(self._patience - first):
                 raise Cut("nothing came from the peer for too long")
         self._empty = False
 

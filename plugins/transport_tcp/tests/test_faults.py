@@ -56,7 +56,7 @@ async def test_a_damaged_byte_is_noticed_and_the_block_comes_again(party: Party,
     sink = StoreSink(wanted)
     async with TcpProxy(await party("dc-a").serve(source, "127.0.0.1"), Fault("flip", after)) as proxy:
         await party("dc-b", io_timeout="1s").fetch(proxy.endpoint, subscription(wanted), sink)
-        assert proxy.count == 2
+        assert proxy.count >= 2, "and once more where this host was slower than `io_timeout`"
     assert sink.whole, "no block was done twice, or with a wrong byte"
 
 
