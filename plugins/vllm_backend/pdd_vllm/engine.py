@@ -14,13 +14,15 @@ from pdd_runtime.plugins.engine import Capabilities, EngineHost, EngineInfo, Mod
 from pdd_runtime.server.engine import Readings, ServerEngine
 from pdd_runtime.server.http import HttpClient
 from pdd_runtime.server.launch import Launch
-from pdd_runtime.server.metrics import Metrics
+from pdd_runtime.server.metrics import Metrics, scrape
 from pdd_runtime.server.request import Piece
 from pdd_vllm import completions, launch
 from pdd_vllm.config import VllmConfig
 
 TRIED = ("0.32.",)
 """Beginnings of the versions whose interfaces were tried: the connector's move from one to the next."""
+
+_LOAD = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 class VllmEngine(ServerEngine):
@@ -72,7 +74,11 @@ class VllmEngine(ServerEngine):
                         position += len(piece)
                         yield piece
 
+    async def look(self, http: HttpClient) -> Readings:
+        text = await http.get_text(self.metrics)
+        # Of its thousands of samples two are wanted, and to parse all would hold the event loop up.
+        return self.readings(scrape("".join(line for line in text.splitlines(True) if line.startswith(_LOAD))))
+
     def readings(self, metrics: Metrics) -> Readings:
-        return Readings(
-            int(metrics.value("vllm:num_requests_running")), int(metrics.value("vllm:num_requests_waiting"))
-        )
+        running, waiting = (int(metrics.value(name)) for name in _LOAD)
+        return Readings(running, waiting)
