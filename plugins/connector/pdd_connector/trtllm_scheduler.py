@@ -61,13 +61,15 @@ class SchedulerSide:
         """`page`: tokens in a page. `overlap`: a pass begins before the tokens of the one before it are known."""
         self._client, self._page, self._overlap = client, page, overlap
         self._tracked: dict[int, _Tracked] = {}
+        self._given: set[str] = set()
+        """Transfers that some request has, or had."""
         self._loading: list[_Hold] = []
         """Of the last pass."""
 
     def matched(self, request: Any, computed: int) -> int:
         """How many tokens behind the first `computed` can be loaded. At least the request's last token is left: the
         engine must compute something to have a next token."""
-        self._release(self._tracked.pop(request.request_id, None))
+        self.reset(request)
         tokens = request.get_tokens(0)
         found = self._find(tokens)
         if found is None:
@@ -80,6 +82,7 @@ class SchedulerSide:
         end = min(hold.transfer.offered, len(tokens) - 1) if computed % self._page == 0 else 0
         tracked = _Tracked(hold.transfer, computed, max(computed, end))
         self._tracked[request.request_id] = tracked
+        self._given.add(found.id)
         offered = tracked.loaded - computed
         if offered:
             tracked.hold = hold
@@ -118,18 +121,21 @@ class SchedulerSide:
 
     def reset(self, request: Any) -> None:
         """The request begins anew, in other pages."""
-        self._release(self._tracked.pop(request.request_id, None))
+        tracked = self._tracked.pop(request.request_id, None)
+        self._release(tracked)
+        if tracked is not None:
+            self._given.discard(tracked.transfer.id)
 
     def _of_transfers(self, requests: Sequence[Any]) -> list[tuple[Any, _Tracked]]:
         found = ((data, self._tracked.get(data.request_id)) for data in requests)
         return [(data, tracked) for data, tracked in found if tracked is not None]
 
     def _find(self, tokens: Sequence[int]) -> Transfer | None:
-        """The transfer of a request with these tokens. Of several alike the oldest that no request has yet: what is
+        """The transfer of a request with these tokens. Of several alike the oldest that no request had yet: what is
         computed for one is right for the other, too."""
-        key = page_key(b"", tokens)
-        taken = {tracked.transfer.id for tracked in self._tracked.values()}
-        alike = (transfer for transfer in self._client.transfers() if transfer.key == key and transfer.id not in taken)
+        key, known = page_key(b"", tokens), self._client.transfers()
+        self._given &= {transfer.id for transfer in known}
+        alike = (transfer for transfer in known if transfer.key == key and transfer.id not in self._given)
         return next(alike, None)
 
     def _begin(self, tracked: _Tracked, data: Any) -> list[Load]:

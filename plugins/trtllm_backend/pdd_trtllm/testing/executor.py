@@ -60,6 +60,8 @@ class Executor:
         self.error: BaseException | None = None
         """What ended the loop."""
         self.passes = 0
+        self.computed = 0
+        """Tokens whose KV was computed, in all passes."""
         self.stats: deque[dict[str, object]] = deque(maxlen=1000)
         """Of the passes since somebody looked."""
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
@@ -202,6 +204,7 @@ class Executor:
         if self._driver is not None:
             self._driver.end_pass()
         for task, tokens in [*batch.context, *((task, 1) for task in batch.generation)]:
+            self.computed += tokens
             task.computed += tokens
             if task.computed >= task.prompt and not task.full:
                 task.device.append(self._model.choose(states[task.request_id], task.device, task.sampling))

@@ -1,0 +1,89 @@
+"""What `pdd-runtime plugins check pdd-trtllm` runs: the engine's conformance suite on the stand-in for trtllm-serve,
+and on a real one where there is one.
+
+A server takes a while to start. So most tests attach, one after another, an engine of their own to one server that runs
+all the time, as a restarted worker does; those that need two engines at once start their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from pdd_runtime.plugins.engine import Engine, ModelSpec
+from pdd_runtime.testing.engine_kv_suite import KvConformance
+from pdd_runtime.testing.engine_suite import EngineConformance
+from pdd_runtime.testing.tiny_model import write_tiny_model
+from pdd_trtllm.config import TrtllmConfig
+from pdd_trtllm.engine import TrtllmEngine
+from pdd_trtllm.testing import standin
+
+URL, SOCKET, MODEL = "TRTLLM_URL", "TRTLLM_SOCKET", "TRTLLM_MODEL"
+"""Environment variables: a real server, the socket that its connector was given, and the directory of its model."""
+SMALL = {"kv_memory": "2MiB", "context_length": 512, "batch_limit": 2, "token_budget": 64, "start_timeout": "5min"}
+
+
+class TrtllmConformance(EngineConformance):
+    plugin = TrtllmEngine
+    settings: ClassVar[dict[str, Any]] = {"block_size": 16}
+
+    @pytest.fixture(scope="class")
+    def model(self, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+        return ModelSpec(source=str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")))
+
+    @pytest.fixture(scope="class")
+    def server(self, model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+        """Settings by which engines attach to a server that runs as long as the class."""
+        directory = tmp_path_factory.mktemp("server")
+        socket = directory / "agent"
+        with standin.running(TrtllmConfig(**SMALL, **self.settings), model, directory, socket) as url:
+            yield {"url": url, "socket": socket}
+
+    @pytest.fixture
+    def engine(self, request: pytest.FixtureRequest, model: ModelSpec) -> Engine:
+        two = hasattr(KvConformance, request.function.__name__)
+        how = {"env": standin.environment()} if two else request.getfixturevalue("server")
+        return TrtllmEngine(TrtllmConfig(**SMALL, **self.settings, **how), model)
+
+    @pytest.fixture(autouse=True)
+    def _fresh(self, request: pytest.FixtureRequest) -> None:
+        """The server remembers the prompts of other tests: this one has others."""
+        self._test = request.node.nodeid
+
+    def prompt(self, n: int, which: int = 0) -> tuple[int, ...]:
+        return tuple(random.Random(f"{self._test} {which}").choices(self.vocabulary, k=n))
+
+
+class TestOverlapped(TrtllmConformance):
+    """As it is by default."""
+
+
+class TestOneByOne(TrtllmConformance):
+    """Each pass begins when the one before it is over, and each layer's heads are on two ranks."""
+
+    settings: ClassVar[dict[str, Any]] = {"block_size": 8, "overlap": False, "tp": 2, "attention": "FLASHINFER"}
+
+
+class TestRealServer(TrtllmConformance):
+    """trtllm-serve itself, where one runs, or can be started."""
+
+    @pytest.fixture(scope="class")
+    def model(self) -> ModelSpec:
+        if MODEL not in os.environ:
+            pytest.skip(f"no real server: set {MODEL} to a model's directory, and {URL} and {SOCKET} to attach")
+        return ModelSpec(source=os.environ[MODEL], dtype="bfloat16")
+
+    @pytest.fixture
+    def engine(self, request: pytest.FixtureRequest, model: ModelSpec) -> Engine:
+        two = hasattr(KvConformance, request.function.__name__)
+        if URL in os.environ and not two:
+            attached = {"url": os.environ[URL], "socket": os.environ[SOCKET]}
+            return TrtllmEngine(TrtllmConfig(kv_memory=SMALL["kv_memory"], **attached), model)
+        if importlib.util.find_spec("tensorrt_llm") is None:
+            pytest.skip("tensorrt_llm is not installed here")
+        return TrtllmEngine(TrtllmConfig(kv_memory="64MiB", context_length=512, engine_kv_memory="1GiB"), model)
