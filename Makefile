@@ -8,7 +8,7 @@ LINK ?= 80Mbit/s
 PIP := $(BIN)/python -m pip install --quiet
 PROJECTS := $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: quickstart test test-sglang check light install bench clean
+.PHONY: quickstart test test-sglang test-vllm check light install bench clean
 
 quickstart: light
 	$(BIN)/pdd-runtime up graphs/quickstart.yaml --set spec.links.wan.bandwidth=$(LINK) --ask "$(ASK)"
@@ -30,6 +30,15 @@ $(VENV)-sglang/.installed: plugins/sglang_backend/requirements-cpu.txt plugins/s
 	$(PYTHON) -m venv $(VENV)-sglang
 	$(VENV)-sglang/bin/python -m pip install --quiet --no-deps --requirement plugins/sglang_backend/requirements-cpu.txt
 	$(VENV)-sglang/bin/python -m pip install --quiet --no-deps --no-build-isolation -e plugins/sglang_backend/cpu
+	@touch $@
+
+# The same with vLLM.
+test-vllm: install $(VENV)-vllm/.installed
+	PDD_VLLM_PYTHON=$(CURDIR)/$(VENV)-vllm/bin/python $(BIN)/pytest plugins/vllm_backend
+
+$(VENV)-vllm/.installed: plugins/vllm_backend/requirements-cpu.txt
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet --no-deps --requirement plugins/vllm_backend/requirements-cpu.txt
 	@touch $@
 
 # The runtime, TCP and llama.cpp, without torch and without what only tests need; where all is installed, that.
