@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from pdd_runtime.cli.console import OK, Consoles, exit_code, raise_first
@@ -12,6 +13,7 @@ from pdd_runtime.errors import PddError
 from pdd_runtime.graph import LoadedGraph, load
 from pdd_runtime.launch import GraphState
 from pdd_runtime.plugins import PluginManager, load_plugins
+from pdd_runtime.plugins.exchange import Exchange, exchanges
 from pdd_runtime.plugins.preflight import preflight
 
 
@@ -28,8 +30,12 @@ def validate(path: Path, overrides: Sequence[str], as_json: bool, consoles: Cons
     """Returns the exit code; without JSON a fault is raised."""
     if as_json:
         return _validate_json(path, overrides, consoles)
-    loaded, _ = load_checked(path, overrides, consoles)
+    loaded, plugins = load_checked(path, overrides, consoles)
     consoles.out.print(picture(loaded.graph))
+    for exchange in exchanges(loaded, plugins):
+        if exchange.engines[0] != exchange.engines[1] or "converted as" in exchange.how:
+            engines, pools = " → ".join(exchange.engines), f"{exchange.source} → {exchange.target}"
+            consoles.out.print(f"  KV {pools}: {engines}, {exchange.how}", style="dim", markup=False)
     consoles.out.print(f"{path} is right.", style="green", markup=False)
     for warning in _warnings(loaded):
         consoles.warning(warning)
@@ -39,12 +45,15 @@ def validate(path: Path, overrides: Sequence[str], as_json: bool, consoles: Cons
 def _validate_json(path: Path, overrides: Sequence[str], consoles: Consoles) -> int:
     faults: Sequence[PddError]
     warnings: Sequence[PddError] = ()
+    kv: Sequence[Exchange] = ()
     name = None
     try:
         loaded = load(path, overrides)
         name = loaded.graph.name
-        faults = preflight(loaded, load_plugins())
+        plugins = load_plugins()
+        faults = preflight(loaded, plugins)
         warnings = _warnings(loaded)
+        kv = [] if faults else exchanges(loaded, plugins)
     except PddError as error:
         faults = getattr(error, "errors", ()) or (error,)
     consoles.json(
@@ -54,6 +63,7 @@ def _validate_json(path: Path, overrides: Sequence[str], consoles: Consoles) -> 
             "right": not faults,
             "faults": [fault.to_wire() for fault in faults],
             "warnings": [warning.to_wire() for warning in warnings],
+            "kv": [asdict(exchange) for exchange in kv],
         }
     )
     return exit_code(faults[0]) if faults else OK

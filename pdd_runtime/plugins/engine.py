@@ -238,6 +238,12 @@ class Engine(ABC):
         only once it has started."""
         return None
 
+    @classmethod
+    def foresee(cls, model: ModelSpec, config: BaseModel) -> KvLayout | None:
+        """The layout that its blocks will have, so that `validate` can tell which pools exchange KV; None: that is
+        known only once it has started. Raises `EngineError` for a model that it can never serve."""
+        return None
+
     @abstractmethod
     async def start(self, host: EngineHost) -> EngineInfo:
         """Load the model. Raises `EngineError`."""

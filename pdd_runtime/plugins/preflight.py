@@ -12,6 +12,7 @@ from pdd_runtime.errors import GraphError, PddError, PluginError
 from pdd_runtime.graph import LoadedGraph, PluginRef
 from pdd_runtime.graph.document import Route
 from pdd_runtime.plugins.engine import ModelSpec
+from pdd_runtime.plugins.exchange import obstacles
 from pdd_runtime.plugins.manager import PluginManager
 
 _Find = Callable[[str], type[Any]]
@@ -21,7 +22,7 @@ def preflight(loaded: LoadedGraph, plugins: PluginManager) -> list[PddError]:
     """Everything that is wrong, each with its place in the graph's file."""
     faults = [*_references(loaded, plugins)]
     # What compares settings needs settings that are right.
-    return faults or [*_handoff_edges(loaded, plugins), *_capabilities(loaded, plugins)]
+    return faults or [*_handoff_edges(loaded, plugins), *_capabilities(loaded, plugins), *obstacles(loaded, plugins)]
 
 
 def _references(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, CapacityError, EngineError, PddError, RequestError
-from pdd_runtime.kv import seed
-from pdd_runtime.models.source import find_model
+from pdd_runtime.kv import KvLayout, seed
+from pdd_runtime.models.source import Found, find_model
 from pdd_runtime.models.tokenizer import from_directory
 from pdd_runtime.plugins.engine import (
     BlocksReady,
@@ -40,7 +40,7 @@ from pdd_runtime.plugins.engine import (
 from pdd_runtime.server.blocks import Blocks
 from pdd_runtime.server.bridge import Bridge, Geometry, over
 from pdd_runtime.server.config import ServerConfig
-from pdd_runtime.server.geometry import Model, read_model
+from pdd_runtime.server.geometry import Model, read_geometry, read_model
 from pdd_runtime.server.http import HttpClient
 from pdd_runtime.server.launch import Launch
 from pdd_runtime.server.metrics import Metrics, scrape
@@ -90,6 +90,16 @@ class ServerEngine(Engine):
         self._readings = Readings(0, 0)
         self._closing: asyncio.Task[None] | None = None
         self._refusal: EngineError | None = EngineError("the engine has not started")
+
+    @classmethod
+    def foresee(cls, model: ModelSpec, config: BaseModel) -> KvLayout | None:
+        assert isinstance(config, ServerConfig)
+        try:
+            find_model(model.source)
+        except EngineError:
+            return None  # it may well be on the host where the worker will run
+        path = cls._find(model).path
+        return read_geometry(path, dtype=model.dtype, block_size=config.block_size, tp=config.tp)
 
     @abstractmethod
     def launch(self, model: Path, port: int, socket: str) -> Launch:
@@ -189,13 +199,7 @@ class ServerEngine(Engine):
 
     async def _start(self, host: EngineHost) -> EngineInfo:
         config = self.config
-        found = find_model(self.model.source)
-        if not found.path.is_dir():
-            raise EngineError(
-                f"{self.name} reads no {found.path.suffix} file",
-                where=str(found.path),
-                fix="give spec.model.source a directory with config.json, *.safetensors and tokenizer.json",
-            )
+        found = self._find(self.model)
         # Whole: the server runs in a directory of its own.
         self._path = found.path.resolve()
         self._model = model = await asyncio.to_thread(self._read_model)
@@ -215,6 +219,18 @@ class ServerEngine(Engine):
             batch_limit=config.batch_limit,
             capabilities=capabilities,
         )
+
+    @classmethod
+    def _find(cls, model: ModelSpec) -> Found:
+        """Raises `EngineError` where it is not there, or no directory."""
+        found = find_model(model.source)
+        if not found.path.is_dir():
+            raise EngineError(
+                f"{cls.name} reads no {found.path.suffix} file",
+                where=str(found.path),
+                fix="give spec.model.source a directory with config.json, *.safetensors and tokenizer.json",
+            )
+        return found
 
     def _read_model(self) -> Model:
         """In a thread: it reads every byte of the weights for their digest."""
