@@ -200,7 +200,11 @@ class PddLinker(UnifiedCacheLinker):  # type: ignore[misc]
                 if saved:
                     self._client.written(transfer.id, end)
 
-        self._pool.save(slots[written - start : end - start], self._place(transfer, written, end), done)
+        try:
+            self._pool.save(slots[written - start : end - start], self._place(transfer, written, end), done)
+        except BaseException:
+            held.close()  # the worker waits for it
+            raise
 
     def _written_of(self, transfer: Transfer) -> int:
         written = self._written.get(transfer.id)

@@ -80,9 +80,10 @@ class SlotPool:
         if self._stream is None:
             self._finish(place, lambda layer, part: self._buffer(layer, part)[slots], done)
             return
+        fetched, host = self._fetch(slots)
         with self._idle:
             self._unsaved += 1
-        self._fetched.put((*self._fetch(slots), place, done))
+        self._fetched.put((fetched, host, place, done))
 
     def load(self, slots: torch.Tensor, place: Place) -> None:
         """Copy the tokens at `place` into `slots`: there before the next forward pass reads them."""

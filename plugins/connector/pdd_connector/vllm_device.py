@@ -41,7 +41,7 @@ class DeviceCopier:
         self._deliveries = queue.Queue(_SAVES)
         threading.Thread(target=self._deliver, name="pdd-deliveries", daemon=True).start()
 
-    def begin(self) -> None:
+    def fence(self) -> None:
         torch.cuda.current_stream(self._device).wait_event(self._gathered)
 
     def save(self, pages: Sequence[int], deliver: Callable[[Saved], None]) -> None:

@@ -57,8 +57,8 @@ class Saved(Protocol):
 class Copier(Protocol):
     """Copies for the worker side. Called in the engine's thread."""
 
-    def begin(self) -> None:
-        """A step begins: from now on pages may be written that were to be saved before."""
+    def fence(self) -> None:
+        """Whatever is asked of the device from now on may write pages that were to be saved before."""
 
     def save(self, pages: Sequence[int], deliver: Callable[[Saved], None]) -> None:
         """Take the pages as they are once all that was asked of the device is done, and call `deliver` with them: at
@@ -78,7 +78,7 @@ class HostCopier:
         self._shape = layout.shape
         self._views = tuple(self._view(memory, layout, part) for part in (layout.keys, layout.values))
 
-    def begin(self) -> None:
+    def fence(self) -> None:
         pass
 
     def save(self, pages: Sequence[int], deliver: Callable[[Saved], None]) -> None:

@@ -38,12 +38,12 @@ class WorkerSide:
         finished = [(id, self._requests.pop(id, None), tokens) for id, tokens in step.finished.items()]
         for id, pages in step.pages.items():
             self._place(id, pages)
-        self._copier.begin()
         for id, request, tokens in finished:
             try:
                 self._finish(id, request, tokens)
             except Exception:
                 log.exception("the end of request %s was not published", id)
+        self._copier.fence()
 
     def load(self, step: Step) -> None:
         """Before anything is computed with what was offered."""

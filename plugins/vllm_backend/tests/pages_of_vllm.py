@@ -1,4 +1,4 @@
-"""Run by the interpreter that has vLLM: pages as its own operation writes them, through the connector's copies and back.
+"""Run by the interpreter that has vLLM: pages as its own operation writes them, through the connector and back.
 
 Prints a JSON line for each case: what, whether it is exact, and GB/s of a save and of a load.
 """
