@@ -102,23 +102,26 @@ class Answer(Response):
 
     async def _progress(self, inbox: Inbox) -> list[Progress]:
         """Wait for something to say, and take all of it."""
-        choices = self._job.choices
-        moved: dict[int, int] = {}
-        finished: set[int] = set()
+        moved: dict[int, FinishReason | None] = {}
         for index, made in await inbox.take():
-            choice = choices[index]
-            before, cut = choice.tokens, choice.cut
+            choice = self._job.choices[index]
+            cut = choice.cut
             if choice.push(made):
-                finished.add(index)
-            elif choice.cut and not cut:
+                self._left -= 1
+                moved[index] = choice.finish_reason
+                continue
+            moved[index] = None
+            if choice.cut and not cut:
                 self._service.driver.stop(self._job.sessions[index].id)
-            moved[index] = moved.get(index, 0) + choice.tokens - before
         at = now()
-        for index, tokens in moved.items():
-            if tokens:
-                self._paces[index].sent(tokens, at)
-        self._left -= len(finished)
-        return [(i, choices[i].take(), choices[i].finish_reason if i in finished else None) for i in moved]
+        return [(index, self._said(index, at), reason) for index, reason in moved.items()]
+
+    def _said(self, index: int, at: float) -> Piece:
+        """What is to be sent of a choice, at this moment."""
+        choice, pace = self._job.choices[index], self._paces[index]
+        if choice.tokens > pace.tokens:
+            pace.sent(choice.tokens - pace.tokens, at)
+        return choice.take()
 
     async def _stream(self, inbox: Inbox, send: Send, send_chunk: Send) -> int:
         form = self._job.form
@@ -141,6 +144,9 @@ class Answer(Response):
                     await send(_start(200, EVENT_STREAM))
                 data = b"".join(events)
                 if data and self._left:
+                    # Every answer that has something to say makes it first, then all are written one after another:
+                    # a client, or a proxy, that is woken for one of them finds the others, and is woken once.
+                    await asyncio.sleep(0)
                     await send_chunk({"type": "http.response.body", "body": data, "more_body": True})
         except ClientGone:
             return CLIENT_GONE

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from pdd_runtime.frontend.language import Language
 from pdd_runtime.frontend.reading import Part, Reader
 from pdd_runtime.frontend.stop import StopStrings
@@ -22,7 +24,7 @@ class Entry(NamedTuple):
     offset: int
 
 
-class Piece(NamedTuple):
+class Piece(msgspec.Struct, frozen=True):
     """What has become fit to be sent, and the tokens whose text begins in it or before it."""
 
     text: str

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
+from codecs import utf_8_decode
 from collections.abc import Callable
 from typing import Protocol
 
 from tokenizers import Tokenizer
 
-_utf8 = getincrementaldecoder("utf-8")
 _REPLACEMENT = "\ufffd"
 
 
@@ -44,13 +43,18 @@ class ByteDetokenizer:
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         """`token_bytes`: a token's bytes, empty for those that are skipped."""
         self._bytes = token_bytes
-        self._decoder = _utf8("replace")
+        self._cut = b""
+        """The beginning of a character, of which more bytes must come."""
 
     def push(self, token: int) -> str:
-        return self._decoder.decode(self._bytes(token))
+        data = self._cut + self._bytes(token)
+        text, used = utf_8_decode(data, "replace", False)
+        self._cut = data[used:]
+        return text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        data, self._cut = self._cut, b""
+        return data.decode(errors="replace")
 
 
 class WindowDetokenizer:

@@ -135,10 +135,11 @@ class Session:
     def accept(self, tokens: Iterable[Token], source: Source) -> None:
         """Enter tokens into the log and give what is new to the user, the end as well where this is it."""
         counts = self.timeline.tokens
-        for token, maker in self.log.merge(tokens, source):
+        for entry in self.log.merge(tokens, source):
             if self.finish is not None:
                 break
-            setattr(counts, maker, getattr(counts, maker) + 1)
+            token = entry.token
+            setattr(counts, entry.source, getattr(counts, entry.source) + 1)
             self.last_token_at = self.timeline.elapsed
             self.output.put(token)
             if token.id in self.request.sampling.stop_token_ids:

@@ -116,7 +116,7 @@ def pack(value: object) -> msgspec.Raw:
 
 def cost(payload: msgspec.Raw) -> int:
     """The credits an item takes; both sides count alike."""
-    return 1 + len(memoryview(payload)) // CREDIT_BYTES
+    return 1 + len(payload) // CREDIT_BYTES
 
 
 class PayloadDecoder:

@@ -69,5 +69,5 @@ def test_whatever_order_and_repeats_tokens_come_in_each_position_comes_out_once_
         cut = rng.randint(1, len(sent))
         batch, sent = sent[:cut], sent[cut:]
         out += log.merge(tokens(*batch), rng.choice(["relay", "main"]))
-    assert [token for token, _ in out] == tokens(*range(5, 5 + n))
+    assert [entry.token for entry in out] == tokens(*range(5, 5 + n))
     assert log.conflicts == 0
