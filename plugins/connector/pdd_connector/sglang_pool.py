@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from pdd_connector.client import Geometry
 log = logging.getLogger(__name__)
 
 Done = Callable[[bool], None]
+_DTYPES: dict[torch.dtype, Literal["float32", "bfloat16", "float16"]]
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -55,7 +56,7 @@ class SlotPool:
         self.slots, self.heads, self.head_dim = first.shape
         self.layers, self._dtype, self._device = len(self._keys), first.dtype, first.device
         self.capacity = int(kvcache.size)
-        self._stream = None if self._device.type == "cpu" else torch.get_device_module(self._device).Stream()
+        self._stream: Any = None if self._device.type == "cpu" else torch.get_device_module(self._device).Stream()
         self._fetched: queue.SimpleQueue[tuple[Any, torch.Tensor, Place, Done] | None]
         self._fetched = queue.SimpleQueue()
         self._idle = threading.Condition()
@@ -66,13 +67,8 @@ class SlotPool:
 
     def geometry(self, ranks: int) -> Geometry:
         """What the worker is told: of all `ranks` together."""
-        return Geometry(
-            self.layers,
-            self.heads * ranks,
-            self.head_dim,
-            _DTYPES[self._dtype],
-            capacity=self.capacity,  # type: ignore[arg-type]
-        )
+        dtype = _DTYPES[self._dtype]
+        return Geometry(self.layers, self.heads * ranks, self.head_dim, dtype, capacity=self.capacity)
 
     def save(self, slots: torch.Tensor, place: Place, done: Done) -> None:
         """Copy the tokens in `slots`, one a token, to `place`, and clear the rest of the last block. `done(True)` is
@@ -170,7 +166,7 @@ class SlotPool:
 
     def _wait_for_writers(self) -> None:
         for stream in self._writers():
-            self._stream.wait_stream(stream)  # type: ignore[union-attr]
+            self._stream.wait_stream(stream)
 
     def _let_writers_wait(self) -> None:
         """What runs on our stream by now is over before they write or read the cache again."""

@@ -4,105 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
-from pdd_sglang import testing
 
 from pdd_runtime.errors import PddError
 from pdd_runtime.ids import new_id
-from pdd_runtime.pipeline import Driver, Finish, SessionRequest
-from pdd_runtime.plugins.engine import ModelSpec, Sampling
-from pdd_runtime.server.metrics import scrape
-from pdd_runtime.server.process import free_port
-from pdd_runtime.testing.tiny_model import write_tiny_model
-from tests.integration.stack import Stack
+from pdd_runtime.pipeline import Driver, SessionRequest
+from pdd_runtime.plugins.engine import Sampling
 from tests.waiting import until
 
-LONG = 1500.0
-"""Seconds for a server to start again on a machine that has other things to do."""
-TOKENS = 30
-RELAYED = 7
-"""Output tokens before the handoff, but for the first, which is prefill's."""
-POOLS = ("prefill", "relay", "main")
-PROMPTS = {n: tuple(random.Random(n).choices(range(256), k=n)) for n in (3, 64, 130, 333)}
-RELAY_KV = "spec.edges.3={from: relay, to: main, carries: kv, transport: {plugin: tcp}, link: wan}"
-BOUNDS = f"{{min_relay_tokens: {RELAYED}, max_relay_tokens: {RELAYED}}}"
-ROUTES = {
-    "P-MD": ("spec.routing={plugin: never-relay}",),
-    **{
-        f"P-RLD-MD, {strategy}": (
-            "spec.routing={plugin: always-relay}",
-            f"spec.handoff={{plugin: {strategy}, config: {BOUNDS}}}",
-        )
-        for strategy in ("catch-up", "one-shot", "kv-transfer")
-    },
-}
+from . import sglang_graph
+from .sglang_graph import LONG, POOLS, PROMPTS, ROUTES, TOKENS, Fleet, ask
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-class Fleet(NamedTuple):
-    stack: Stack
-    ports: dict[str, int]
-    """Pool → port of its server."""
-    expected: dict[int, tuple[int, ...]]
-    """Length of a prompt → what a plain server answers."""
-
-    def count(self, pool: str, name: str, **labels: str) -> float:
-        text = httpx.get(f"http://127.0.0.1:{self.ports[pool]}/metrics", timeout=60).raise_for_status().text
-        return scrape(text).value(f"sglang:{name}", **labels)
-
-
-class PatientStack(Stack):
-    """`up` takes as long as servers take to start."""
-
-    command_time = LONG
-
-
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    config = testing.settings()
-    directory = tmp_path_factory.mktemp("pdd")
-    model = ModelSpec(source=str(write_tiny_model(directory / "tiny", seed=3)))
-    with testing.plain(config, model, directory) as url:
-        expected = {n: ask_plain(url, prompt) for n, prompt in PROMPTS.items()}
-    ports = {pool: free_port() for pool in POOLS}
-    settings = config.model_dump(mode="json", include={"python", "device", "batch_limit", "token_budget"})
-    settings |= {"kv_memory": "16MiB", "engine_kv_memory": "16MiB", "start_timeout": testing.START}
-    overrides = [f"spec.model.source={model.source}"]
-    for pool, port in ports.items():
-        values = ", ".join(f"{name}: {value}" for name, value in (settings | {"port": port}).items())
-        overrides.append(f"spec.pools.{pool}.engine={{plugin: sglang, config: {{{values}}}}}")
-    with PatientStack("quickstart-torch", directory / "state", *overrides, RELAY_KV) as stack:
-        yield Fleet(stack, ports, expected)
-
-
-def ask_plain(url: str, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    parameters = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    answer = httpx.post(f"{url}/generate", json={"input_ids": prompt, "sampling_params": parameters}, timeout=LONG)
-    return tuple(answer.raise_for_status().json()["output_ids"])
-
-
-class Answer(NamedTuple):
-    ids: tuple[int, ...]
-    timeline: dict[str, Any]
-
-
-async def ask(fleet: Fleet, driver: Driver, prompt: tuple[int, ...], salt: str) -> Answer:
-    request = SessionRequest(
-        id=new_id("req"), tokens=prompt, max_tokens=TOKENS, sampling=Sampling(temperature=0), salt=salt
-    )
-    ids = [item.id async for item in driver.run(request) if not isinstance(item, Finish)]
-    timeline = fleet.stack.timelines.get(request.id)
-    assert timeline is not None
-    return Answer(tuple(ids), timeline.body())
+    engines = dict.fromkeys(POOLS, sglang_graph.sglang())
+    with sglang_graph.fleet(tmp_path_factory.mktemp("pdd"), engines) as fleet:
+        yield fleet
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -140,9 +66,9 @@ async def test_main_computes_the_handed_off_ids_and_loads_the_prompt(fleet: Flee
 
 def counted(fleet: Fleet, pool: str) -> dict[str, float]:
     return {
-        "computed": fleet.count(pool, "realtime_tokens_total", mode="prefill_compute"),
-        "host": fleet.count(pool, "cached_tokens_total", cache_source="host"),
-        "device": fleet.count(pool, "cached_tokens_total", cache_source="device"),
+        "computed": fleet.count(pool, "sglang:realtime_tokens_total", mode="prefill_compute"),
+        "host": fleet.count(pool, "sglang:cached_tokens_total", cache_source="host"),
+        "device": fleet.count(pool, "sglang:cached_tokens_total", cache_source="device"),
     }
 
 

@@ -1,0 +1,101 @@
+"""Servers under one graph, brought up as a user would, and what one plain SGLang server says."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+from pdd_sglang import testing
+
+from pdd_runtime.ids import new_id
+from pdd_runtime.pipeline import Driver, Finish, SessionRequest
+from pdd_runtime.plugins.engine import ModelSpec, Sampling
+from pdd_runtime.server.metrics import scrape
+from pdd_runtime.server.process import free_port
+from pdd_runtime.testing.tiny_model import write_tiny_model
+from tests.integration.stack import Stack
+
+LONG = 1500.0
+"""Seconds for a server to start on a machine that has other things to do."""
+TOKENS = 30
+RELAYED = 7
+"""Output tokens before the handoff, but for the first, which is prefill's."""
+POOLS = ("prefill", "relay", "main")
+PROMPTS = {n: tuple(random.Random(n).choices(range(256), k=n)) for n in (3, 64, 130, 333)}
+RELAY_KV = "spec.edges.3={from: relay, to: main, carries: kv, transport: {plugin: tcp}, link: wan}"
+BOUNDS = f"{{min_relay_tokens: {RELAYED}, max_relay_tokens: {RELAYED}}}"
+ROUTES = {
+    "P-MD": ("spec.routing={plugin: never-relay}",),
+    **{
+        f"P-RLD-MD, {strategy}": (
+            "spec.routing={plugin: always-relay}",
+            f"spec.handoff={{plugin: {strategy}, config: {BOUNDS}}}",
+        )
+        for strategy in ("catch-up", "one-shot", "kv-transfer")
+    },
+}
+
+
+class PatientStack(Stack):
+    """`up` takes as long as servers take to start."""
+
+    command_time = LONG
+
+
+class Fleet(NamedTuple):
+    stack: Stack
+    ports: dict[str, int]
+    """Pool → port of its server."""
+    expected: dict[int, tuple[int, ...]]
+    """Length of a prompt → what a plain SGLang server answers."""
+
+    def count(self, pool: str, name: str, **labels: str) -> float:
+        text = httpx.get(f"http://127.0.0.1:{self.ports[pool]}/metrics", timeout=60).raise_for_status().text
+        return scrape(text).value(name, **labels)
+
+
+def sglang() -> dict[str, Any]:
+    """An engine on a CPU, as a graph has it."""
+    names = {"python", "device", "batch_limit", "token_budget", "kv_memory", "engine_kv_memory", "start_timeout"}
+    return {"plugin": "sglang", "config": testing.settings().model_dump(mode="json", include=names)}
+
+
+@contextmanager
+def fleet(directory: Path, engines: Mapping[str, dict[str, Any]]) -> Iterator[Fleet]:
+    """`engines`: pool → its engine, as a graph has it."""
+    model = ModelSpec(source=str(write_tiny_model(directory / "tiny", seed=3)))
+    with testing.plain(testing.settings(), model, directory) as url:
+        expected = {n: ask_plain(url, prompt) for n, prompt in PROMPTS.items()}
+    ports = {pool: free_port() for pool in POOLS}
+    overrides = [f"spec.model.source={model.source}", RELAY_KV]
+    for pool, engine in engines.items():
+        whole = engine | {"config": engine["config"] | {"port": ports[pool]}}
+        overrides.append(f"spec.pools.{pool}.engine={json.dumps(whole)}")
+    with PatientStack("quickstart-torch", directory / "state", *overrides) as stack:
+        yield Fleet(stack, ports, expected)
+
+
+def ask_plain(url: str, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    parameters = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{url}/generate", json={"input_ids": prompt, "sampling_params": parameters}, timeout=LONG)
+    return tuple(answer.raise_for_status().json()["output_ids"])
+
+
+class Answer(NamedTuple):
+    ids: tuple[int, ...]
+    timeline: dict[str, Any]
+
+
+async def ask(fleet: Fleet, driver: Driver, prompt: tuple[int, ...], salt: str) -> Answer:
+    request = SessionRequest(
+        id=new_id("req"), tokens=prompt, max_tokens=TOKENS, sampling=Sampling(temperature=0), salt=salt
+    )
+    ids = [item.id async for item in driver.run(request) if not isinstance(item, Finish)]
+    timeline = fleet.stack.timelines.get(request.id)
+    assert timeline is not None
+    return Answer(tuple(ids), timeline.body())
