@@ -22,18 +22,37 @@ _SAVES = 64
 _UNSIGNED = {2: np.uint16, 4: np.uint32}
 
 
+class DevicePages:
+    """The pages of a cache on whatever device, gathered and scattered by number."""
+
+    def __init__(self, memory: torch.Tensor, layout: CacheLayout) -> None:
+        """`memory`: all elements of the cache, flat, as integers of their size."""
+        layout.check(memory.numel())
+        self._shape = (layout.layers, *layout.shape)
+        self._views = []
+        for part in (layout.keys, layout.values):
+            offset, shape, strides = layout.view(part)
+            self._views.append(torch.as_strided(memory, shape, strides, offset))
+
+    def gather(self, where: torch.Tensor) -> torch.Tensor:
+        """Copies, `[pages, layers, 2, tokens, heads, head_dim]`."""
+        parts = [view.index_select(0, where).reshape(-1, *self._shape) for view in self._views]
+        return torch.stack(parts, dim=2)
+
+    def scatter(self, where: torch.Tensor, rows: torch.Tensor) -> None:
+        """The reverse: `rows` as `gather` gives them, into the pages."""
+        for part, view in enumerate(self._views):
+            view.index_copy_(0, where, rows[:, :, part].reshape(-1, *view.shape[1:]))
+
+
 class DeviceCopier:
     """Saves leave on a stream of their own, behind the step that computed them, into pinned memory; a thread waits for
     each and delivers it. Loads are ordered before the step on the engine's own stream."""
 
     def __init__(self, memory: torch.Tensor, layout: CacheLayout) -> None:
-        """`memory`: all elements of the cache, flat, as integers of their size."""
-        layout.check(memory.numel())
+        """As `DevicePages`."""
+        self._pages = DevicePages(memory, layout)
         self._layout, self._device, self._dtype = layout, memory.device, memory.dtype
-        self._views = []
-        for part in (layout.keys, layout.values):
-            offset, shape, strides = layout.view(part)
-            self._views.append(torch.as_strided(memory, shape, strides, offset))
         self._page_bytes = layout.layers * 2 * int(np.prod(layout.shape)) * memory.element_size()
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._gathered = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -61,9 +80,7 @@ class DeviceCopier:
                 rows[index] = blocks[done + index]
                 rows[index][:, :, tokens[done + index] :] = 0
             done += len(group)
-            device, where = host.to(self._device, non_blocking=True), self._index(group)
-            for part, view in enumerate(self._views):
-                view.index_copy_(0, where, device[:, :, part].reshape(len(group), *view.shape[1:]))
+            self._pages.scatter(self._index(group), host.to(self._device, non_blocking=True))
 
     def _gather(self, pages: Sequence[int]) -> torch.Tensor:
         """Into pinned memory, `[pages, layers, 2, tokens, heads, head_dim]`, behind all that was asked of the device by
@@ -71,10 +88,7 @@ class DeviceCopier:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         host = self._pinned(len(pages))
         with torch.cuda.stream(self._stream):
-            where = self._index(pages)
-            shape = (len(pages), self._layout.layers, *self._layout.shape)
-            parts = [view.index_select(0, where).reshape(shape) for view in self._views]
-            host.copy_(torch.stack(parts, dim=2), non_blocking=True)
+            host.copy_(self._pages.gather(self._index(pages)), non_blocking=True)
         return host
 
     def _deliver(self) -> None:

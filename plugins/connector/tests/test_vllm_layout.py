@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from pdd_connector.vllm_device import DevicePages
 from pdd_connector.vllm_layout import UnknownLayout, page_layouts, probe, steps
 from pdd_connector.vllm_pages import CacheLayout, HostCopier
 
@@ -79,6 +81,25 @@ def test_every_packing_is_found_and_copied_both_ways(pack: Callable[[Ints, Ints]
     back = np.full_like(block, 7)
     copier.save([1, 2], lambda saved: saved.copy(1, back, TOKENS))
     assert np.array_equal(back, block)
+
+
+@pytest.mark.parametrize("pack", PACKINGS)
+def test_pages_on_a_device_are_gathered_and_scattered_alike(pack: Callable[[Ints, Ints], Ints]) -> None:
+    """On the device that every machine has; what streams and pinned memory add is not run here."""
+    page = Page(pack)
+    order = probe(page.write, page.read, SHAPE)
+    size = order.size
+    layout = CacheLayout(4, 2, 3, size, 4 * size, *page_layouts(order), SHAPE)
+    memory = np.random.default_rng(3).integers(0, 2**31, 3 + 8 * size, np.uint32)
+    tensor = torch.from_numpy(memory.view(np.int32).copy())
+    device, host = DevicePages(tensor, layout), HostCopier(memory, layout)
+    rows = device.gather(torch.tensor([2, 0]))
+    blocks = np.zeros((2, 2, 2, *SHAPE), np.uint32)
+    host.save([2, 0], lambda saved: [saved.copy(index, block, TOKENS) for index, block in enumerate(blocks)])
+    assert np.array_equal(rows.numpy().view(np.uint32), blocks)
+    device.scatter(torch.tensor([3, 1]), rows)
+    host.load([3, 1], list(blocks), [TOKENS, TOKENS])
+    assert np.array_equal(tensor.numpy().view(np.uint32), memory)
 
 
 def test_behind_the_last_token_of_a_tail_there_are_zeros() -> None:
