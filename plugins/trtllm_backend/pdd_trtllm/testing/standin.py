@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 
 from pdd_runtime.plugins.engine import ModelSpec
+from pdd_runtime.server import guardian
 from pdd_runtime.server.process import free_port
 from pdd_trtllm.config import TrtllmConfig
 from pdd_trtllm.launch import FILE, launch
@@ -44,19 +45,20 @@ def running(config: TrtllmConfig, model: ModelSpec, directory: Path, socket: Pat
         found = replace(found, files={FILE: yaml.safe_dump(file)})
     found.write_files(directory)
     with (directory / "log").open("w") as log:
+        # Ends it when this process does, whatever ends that.
         process = subprocess.Popen(
-            found.argv,
+            (sys.executable, "-I", "-S", guardian.__file__, *found.argv),
             cwd=directory,
             env=found.environment(os.environ),
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.terminate()
+            process.communicate()
 
 
 def listens(url: str) -> bool:

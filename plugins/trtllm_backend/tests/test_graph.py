@@ -1,0 +1,172 @@
+"""Whole graphs on the stand-in, brought up by the command line behind the frontend: tokens are those of one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from pdd_trtllm.config import TrtllmConfig
+from pdd_trtllm.engine import TrtllmEngine
+from pdd_trtllm.testing.serve import PAUSE
+from pdd_trtllm.testing.standin import environment
+
+from pdd_runtime.frontend.language import Language
+from pdd_runtime.plugins.engine import ModelSpec, Sampling
+from pdd_runtime.testing.engine_harness import EngineHarness
+from tests.integration.prompts import PROMPTS
+from tests.integration.stack import Stack
+from tests.waiting import until
+
+NAMES = ("one-word", "question", "long-story", "emoji")
+LENGTH, RELAY = 41, 20
+"""Tokens of an answer: one of prefill, twenty of the relay, twenty of main."""
+GREEDY = Sampling(temperature=0)
+CONFIG: dict[str, Any] = {
+    "block_size": 16,
+    "kv_memory": "32MiB",
+    "batch_limit": 4,
+    "token_budget": 64,
+    "start_timeout": "5min",
+    "env": environment(**{PAUSE: "0.01"}),
+}
+BOUNDS = f"{{min_relay_tokens: {RELAY}, max_relay_tokens: {RELAY}}}"
+HANDED_OFF = ("spec.routing={plugin: always-relay}", f"spec.handoff={{plugin: catch-up, config: {BOUNDS}}}")
+DIRECT = ("spec.routing={plugin: never-relay}",)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def stack(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    config = json.dumps(CONFIG)
+    overrides = [
+        f"spec.model.source={tiny}",
+        "spec.model.dtype=float32",
+        *(f"spec.pools.{pool}.engine.config={config}" for pool in ("prefill", "relay", "main")),
+        "spec.links.wan.rtt=4ms",
+        "spec.links.wan.bandwidth=200Mbit/s",
+    ]
+    with Stack("trtllm", tmp_path_factory.mktemp("state"), *overrides) as stack:
+        yield stack
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(tiny: Path) -> dict[str, list[int]]:
+    """What one engine by itself answers."""
+    async with EngineHarness.started(TrtllmEngine(TrtllmConfig(**CONFIG), ModelSpec(source=str(tiny)))) as harness:
+        language = Language(await harness.engine.tokenizer())
+        return {name: list((await harness.decode(await encode(language, name), LENGTH, GREEDY)).ids) for name in NAMES}
+
+
+async def encode(language: Language, name: str) -> tuple[int, ...]:
+    return await language.encode(language.chat(PROMPTS[name]), add_special_tokens=False)
+
+
+async def test_a_prompt_goes_straight_to_main_or_over_the_relay_and_the_tokens_are_the_same(
+    stack: Stack, expected: dict[str, list[int]]
+) -> None:
+    for route, overrides in (("P-MD", DIRECT), ("P-RLD-MD", HANDED_OFF)):
+        async with stack.driver(*overrides) as driver:
+            language = Language(await driver.tokenizer())
+            for name in NAMES:
+                prompt = await encode(language, name)
+                tokens, timeline = await stack.ask(driver, prompt, LENGTH, GREEDY)
+                assert timeline["route"] == route, timeline["reason"]
+                assert [token.id for token in tokens] == expected[name], (route, name)
+                if route == "P-RLD-MD":
+                    assert timeline["tokens"] == {"prefill": 1, "relay": RELAY, "main": LENGTH - 1 - RELAY}
+    await stack.idle(60)
+
+
+async def test_many_at_once_over_the_relay(stack: Stack, expected: dict[str, list[int]]) -> None:
+    async with stack.driver(*HANDED_OFF) as driver:
+        language = Language(await driver.tokenizer())
+        asked = [name for name in NAMES for _ in range(3)]
+        prompts = {name: await encode(language, name) for name in NAMES}
+        answers = await asyncio.gather(*(stack.ask(driver, prompts[name], LENGTH, GREEDY) for name in asked))
+    for name, (tokens, _) in zip(asked, answers, strict=True):
+        assert [token.id for token in tokens] == expected[name]
+    await stack.idle(60)
+
+
+async def test_the_api_streams_what_the_engine_makes(stack: Stack, expected: dict[str, list[int]]) -> None:
+    body = {"model": "tiny", "messages": PROMPTS["question"], "max_tokens": LENGTH, "temperature": 0, "stream": True}
+    text = "".join([piece async for piece in streamed(stack.url, body)])
+    assert text.encode() == bytes(expected["question"])
+    await stack.idle(60)
+
+
+async def test_a_client_that_goes_ends_its_request_everywhere(stack: Stack) -> None:
+    body = {"model": "tiny", "messages": PROMPTS["long-story"], "max_tokens": 400, "temperature": 0, "stream": True}
+    async with aclosing(streamed(stack.url, body)) as pieces:
+        async for _ in pieces:
+            break
+    await stack.idle(60)
+
+
+async def test_a_server_that_is_killed_costs_no_token_and_comes_back(
+    stack: Stack, expected: dict[str, list[int]]
+) -> None:
+    """Main's, in the midst of an answer; the worker is started again, with another server."""
+    [before] = servers(stack, "main")
+    async with stack.driver(*DIRECT) as driver:
+        language = Language(await driver.tokenizer())
+        prompt = await encode(language, "question")
+        asking = asyncio.create_task(stack.ask(driver, prompt, LENGTH, GREEDY))
+        await until(lambda: stack.loads().get("main/0", {}).get("sessions"))
+        os.kill(before, signal.SIGKILL)
+        tokens, _ = await asking
+        assert [token.id for token in tokens] == expected["question"]
+        await until(lambda: [pid for pid in servers(stack, "main") if pid != before], 120)
+
+    async def answered() -> bool:
+        async with stack.driver(*DIRECT) as driver:
+            tokens, timeline = await stack.ask(driver, prompt, LENGTH, GREEDY)
+            return [token.id for token in tokens] == expected["question"] and timeline["route"] == "P-MD"
+
+    await until(lambda: "main/0" in stack.loads(), 120)
+    assert await answered()
+
+
+async def streamed(url: str, body: dict[str, Any]) -> AsyncIterator[str]:
+    async with (
+        httpx.AsyncClient(timeout=120) as client,
+        client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer,
+    ):
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                yield json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+
+
+def servers(stack: Stack, pool: str) -> list[int]:
+    """Processes of the servers of a pool's workers."""
+    workers = {int(row["pid"]) for row in stack.ps() if row.get("pool") == pool and row.get("pid")}
+    parents: dict[int, int] = {}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if b"tensorrt_llm.commands.serve" in (entry / "cmdline").read_bytes().split(b"\0")[2:3]:
+                    found.append(int(entry.name))
+            except (OSError, ValueError):
+                continue
+    return [pid for pid in found if descends(pid, workers, parents)]
+
+
+def descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
+    while pid in parents:
+        pid = parents[pid]
+        if pid in ancestors:
+            return True
+    return False
