@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pdd_runtime.server.config import ServerConfig
+
+_SET = {
+    "--model": "spec.model.source",
+    "--dtype": "spec.model.dtype",
+    "--host": "the worker: only it speaks with its server",
+    "--port": "port",
+    "--block-size": "block_size",
+    "--tensor-parallel-size": "tp",
+    "-tp": "tp",
+    "--max-num-seqs": "batch_limit",
+    "--max-model-len": "context_length",
+    "--kv-cache-memory-bytes": "engine_kv_memory",
+    "--max-logprobs": "max_logprobs",
+    "--kv-transfer-config": "the worker: without its connector there is no KV to share",
+}
+"""Flags of vLLM → where their values come from; a second value would make worker and server disagree."""
 
 
 class VllmConfig(ServerConfig, frozen=True, extra="forbid"):
@@ -15,3 +31,12 @@ class VllmConfig(ServerConfig, frozen=True, extra="forbid"):
     Of no use on a GPU."""
     max_logprobs: int = Field(20, ge=0)
     """The most alternatives that a request may ask for with each token."""
+
+    @field_validator("args")
+    @classmethod
+    def _not_ours(cls, args: tuple[str, ...]) -> tuple[str, ...]:
+        for arg in args:
+            name = arg.partition("=")[0].replace("_", "-")
+            if name in _SET:
+                raise ValueError(f"{name} is set by {_SET[name]}")
+        return args

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,16 @@ def server(config: VllmConfig, model: ModelSpec, directory: Path, port: int, soc
         # One more: a sequence may be as long as that, and have a token behind it that nothing is computed of.
         argv += ["--max-model-len", str(config.context_length + 1)]
     env = {
-        "PYTHONPATH": PACKAGE,
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     }
     if config.threads is not None:
         env |= {"OMP_NUM_THREADS": str(config.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    env |= config.env
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (PACKAGE, env.get("PYTHONPATH"))))
     files = {f"{PACKAGE}/pdd_connector/__init__.py": _stand_in()}
-    return Launch((*argv, *config.args), {**env, **config.env}, files)
+    return Launch((*argv, *config.args), env, files)
 
 
 def kv_transfer(socket: str) -> dict[str, Any]:

@@ -47,13 +47,15 @@ def test_the_command_says_all_that_both_sides_must_agree_on() -> None:
 
 
 def test_what_a_pool_sets_reaches_the_command_and_its_own_flags_come_last() -> None:
+    args = ("--gpu-memory-utilization", "0.5")
     config = VllmConfig(
-        engine_kv_memory=ByteSize(2**30), context_length=4096, threads=3, args=("--port", "9"), env={"A": "b"}
+        engine_kv_memory=ByteSize(2**30), context_length=4096, threads=3, args=args, env={"A": "b", "PYTHONPATH": "/x"}
     )
     run = launch(config)
     assert flag(run, "--kv-cache-memory-bytes") == str(2**30)
     assert flag(run, "--max-model-len") == "4097"
-    assert run.argv[-2:] == ("--port", "9")
+    assert run.argv[-2:] == args
+    assert run.env["PYTHONPATH"] == "connector:/x"
     assert run.env["OMP_NUM_THREADS"] == "3"
     assert run.env["A"] == "b"
     assert "OMP_NUM_THREADS" not in launch(VllmConfig()).env
@@ -83,6 +85,14 @@ async def test_an_exact_mode_is_refused_before_anything_starts() -> None:
     with pytest.raises(EngineError, match="exact"):
         await engine.start(StoreHost())
     await engine.close()
+
+
+@pytest.mark.parametrize(
+    "flag", ["--port", "--kv-transfer-config={}", "--kv_transfer_config", "--block-size=16", "-tp"]
+)
+def test_a_flag_that_the_worker_sets_is_refused(flag: str) -> None:
+    with pytest.raises(ValueError, match="is set by"):
+        VllmConfig(args=("--seed", "1", flag))
 
 
 def test_a_misspelt_setting_is_refused() -> None:
