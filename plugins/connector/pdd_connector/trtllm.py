@@ -79,6 +79,10 @@ def _never_raises(otherwise: Callable[[], T]) -> Callable[[Callable[..., T]], Ca
     return wrap
 
 
+def _nothing_finished() -> tuple[list[int], list[int]]:
+    return [], []
+
+
 class _Scheduler:
     """Beside TensorRT-LLM's own `KvCacheConnectorScheduler`."""
 
@@ -166,7 +170,7 @@ class _Worker:
         if self._side is not None and step is not None:
             self._side.save(step)
 
-    @_never_raises(lambda: ([], []))
+    @_never_raises(_nothing_finished)
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
     ) -> tuple[list[int], list[int]]:

@@ -55,14 +55,14 @@ class Pages:
         self._stream: Any = None
         self._staging: torch.Tensor | None = None
         if self._on_device:
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call, unused-ignore]
             self._staging = self._host(self.group)
 
     def ready(self) -> Any:
         """A mark behind all that the current stream was asked to do; for `read`."""
         if not self._on_device:
             return None
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
         event.record(torch.cuda.current_stream(self._device))
         return event
 

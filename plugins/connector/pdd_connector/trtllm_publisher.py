@@ -104,8 +104,11 @@ class Publisher:
             # All of them, so that a long prompt holds up no other.
             moved = [self._try(number, request) for number, request in requests.items()]
             if not any(moved):
-                with self._change:
-                    self._change.wait_for(lambda then=version: self._version != then, _TICK if requests else None)
+                self._rest(version, _TICK if requests else None)
+
+    def _rest(self, version: int, seconds: float | None) -> None:
+        with self._change:
+            self._change.wait_for(lambda: self._version != version, seconds)
 
     def _try(self, number: int, request: _Request) -> bool:
         try:

@@ -33,15 +33,17 @@ class TrtllmConformance(EngineConformance):
     settings: ClassVar[dict[str, Any]] = {"block_size": 16}
 
     @pytest.fixture(scope="class")
-    def model(self, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
         return ModelSpec(source=str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")))
 
     @pytest.fixture(scope="class")
-    def server(self, model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    @classmethod
+    def server(cls, model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         """Settings by which engines attach to a server that runs as long as the class."""
         directory = tmp_path_factory.mktemp("server")
         socket = directory / "agent"
-        with standin.running(TrtllmConfig(**SMALL, **self.settings), model, directory, socket) as url:
+        with standin.running(TrtllmConfig(**SMALL, **cls.settings), model, directory, socket) as url:
             yield {"url": url, "socket": socket}
 
     @pytest.fixture
@@ -73,7 +75,8 @@ class TestRealServer(TrtllmConformance):
     """trtllm-serve itself, where one runs, or can be started."""
 
     @pytest.fixture(scope="class")
-    def model(self) -> ModelSpec:
+    @classmethod
+    def model(cls) -> ModelSpec:
         if MODEL not in os.environ:
             pytest.skip(f"no real server: set {MODEL} to a model's directory, and {URL} and {SOCKET} to attach")
         return ModelSpec(source=os.environ[MODEL], dtype="bfloat16")
