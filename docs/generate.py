@@ -29,7 +29,9 @@ from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.schema import settings_schema
 
 MANUALS = tuple(Path(__file__).parent / name for name in ("graph.md", "cli.md"))
-DISTRIBUTIONS = ("pdd-llamacpp", "pdd-rdma", "pdd-runtime", "pdd-tcp", "pdd-torch")
+DISTRIBUTIONS = (
+    *("pdd-llamacpp", "pdd-rdma", "pdd-runtime", "pdd-sglang", "pdd-tcp", "pdd-torch", "pdd-trtllm", "pdd-vllm"),
+)
 _BLOCK = re.compile(r"(<!-- (?:keys|options) of (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -75,7 +77,8 @@ def _settings() -> Iterator[str]:
     """Every setting of the plugins that come with the project."""
     entries = [entry for entry in load_plugins().registered if entry.origin.distribution in DISTRIBUTIONS]
     for entry in sorted(entries, key=lambda entry: (entry.kind.noun, entry.name)):
-        properties = settings_schema(entry.cls.Config).get("properties", {})
+        schema = settings_schema(entry.cls.Config)
+        properties = schema.get("properties", {})
         yield f"### {entry.kind.noun.capitalize()} `{entry.name}` ({entry.origin.distribution})\n"
         if not properties:
             yield "No settings.\n"
@@ -83,8 +86,9 @@ def _settings() -> Iterator[str]:
         yield "| setting | default | meaning |"
         yield "|---|---|---|"
         for name, setting in properties.items():
-            default = setting.get("default", PydanticUndefined)
-            shown = "required" if default is PydanticUndefined else "–" if default is None else f"`{_plain(default)}`"
+            default = setting.get("default")
+            shown = "–" if default is None else f"`{_plain(default)}`"
+            shown = "required" if name in schema.get("required", ()) else shown
             yield f"| `{name}` | {shown} | {setting.get('description', '').replace('|', chr(92) + '|')} |"
         yield ""
 
