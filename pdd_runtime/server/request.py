@@ -20,6 +20,8 @@ PUBLISHING_TIME = 30.0
 """Seconds in which the server's connector must have copied what the server has computed."""
 WORD_TIME = 2.0
 """Seconds in which a connector's word about a request arrives that was said before its first token was made."""
+AHEAD = 4
+"""Blocks that a decode has before they are needed: a server may publish all its output at once, when it ends."""
 ROOM_POLL = 0.05
 """Seconds after which a prefill that waits for blocks looks again: others may release some without telling us."""
 
@@ -124,6 +126,7 @@ class Served:
             self._events.put_nowait(Stopped("length", self.known))
         else:
             self._open()
+            self.blocks.grow(self.known + min(max_tokens, AHEAD * self.blocks.size))
             reason = await self._decode(max_tokens, hold=hold)
             self._events.put_nowait(Stopped(reason, len(self.blocks.tokens)))
         if hold:
@@ -232,9 +235,9 @@ class Served:
         return self._bridge.announce(announced, self._notice)
 
     def _grow(self) -> None:
-        """Blocks ahead of the server, which is a step or two ahead of what is known here."""
+        """Blocks ahead of the server, which is some steps ahead of what is known here."""
         length, size = len(self.blocks.tokens), self.blocks.size
-        if length + size > self.blocks.published and (added := self.blocks.grow(length + 2 * size)):
+        if length + AHEAD // 2 * size > self.blocks.published and (added := self.blocks.grow(length + AHEAD * size)):
             self._tell(added)
 
     def _tell(self, added: tuple[int, ...] = ()) -> None:

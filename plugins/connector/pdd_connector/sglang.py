@@ -190,7 +190,11 @@ class PddLinker(UnifiedCacheLinker):  # type: ignore[misc]
         """Copy what is wanted and not yet written of the tokens behind position `start`; `using` ends with the copy."""
         written = self._written_of(transfer)
         end = min(start + len(slots), len(transfer.blocks) * self._client.block_size)
+        # An output joins the tree as a whole, when its request ends.
+        over = start + len(slots) > transfer.tokens
         if not start <= written < end:
+            if over:
+                self._client.finished(transfer.id, written)
             return
         self._written[transfer.id] = end
         held = using.pop_all()
@@ -199,6 +203,8 @@ class PddLinker(UnifiedCacheLinker):  # type: ignore[misc]
             with held:
                 if saved:
                     self._client.written(transfer.id, end)
+                if over:
+                    self._client.finished(transfer.id, end if saved else written)
 
         try:
             self._pool.save(slots[written - start : end - start], self._place(transfer, written, end), done)
