@@ -8,6 +8,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ import openai
 import pytest
 from pdd_vllm import testing
 
+from pdd_runtime.errors import WorkerLost
 from pdd_runtime.plugins.engine import Sampling
 from pdd_runtime.testing.tiny_model import write_tiny_model
 from tests.waiting import until
@@ -150,24 +152,22 @@ async def test_a_client_that_leaves_frees_the_servers(stack: VllmStack) -> None:
     await stack.idle(PATIENCE)
 
 
-async def test_a_killed_main_server_costs_no_token_and_comes_back(stack: VllmStack, alone: str) -> None:
+async def test_a_killed_main_server_says_nothing_wrong_and_comes_back(stack: VllmStack, alone: str) -> None:
+    """The session that it was decoding ends with the worker, or whole where another goes on; later ones are served."""
     tokens = prompt(120, 6)
-    worker, killed = stack.worker("main"), False
+    worker = stack.worker("main")
     async with stack.driver() as driver:
 
         async def kill() -> None:
-            nonlocal killed
             await until(lambda: stack.running("main"), PATIENCE)
             for pid in stack.processes("main"):
                 os.kill(pid, signal.SIGKILL)
-            killed = True
 
-        async with asyncio.TaskGroup() as group:
-            group.create_task(kill())
-            asking = group.create_task(stack.ask(driver, tokens, 400, GREEDY))
-        got, _ = asking.result()
-    assert killed
-    assert [token.id for token in got] == complete(alone, tokens, 400)
+        killing = asyncio.create_task(kill())
+        with suppress(WorkerLost):
+            got, _ = await stack.ask(driver, tokens, 400, GREEDY)
+            assert [token.id for token in got] == complete(alone, tokens, 400)
+        await killing
     await stack.ready_again("main", worker["pid"])
     async with stack.driver() as driver:
         again, timeline = await stack.ask(driver, tokens, LENGTH, GREEDY)
