@@ -27,7 +27,7 @@ STUCK = 2.0
 """Seconds that a read which nobody wants any more may take to end, before all reads of this worker are ended."""
 LATE = 5.0
 """Seconds the sender has, past the deadline, to end a session by itself."""
-SLICE = 2 << 20
+SLICE = 4 << 20
 """Bytes that are read and hashed at once: little enough for a processor's cache."""
 GIVE_BACK = 64 << 20
 """Bytes that the sender holds for us after we have read them, at most, while more is on its way."""
@@ -75,7 +75,7 @@ class Attempt:
         ask = Ask(fetch=self._fetch, subscription=self._subscription, checksums=self._checksums)
         stream = peer.connection.stream(FEED, ask, Offer, timeout=self._subscription.deadline + LATE)
         # Reads take turns, so this is the weight of the fetch among others.
-        pieces = asyncio.Semaphore(4 << min(max(self._subscription.priority, 0), 3))
+        pieces = asyncio.Semaphore(2 << min(max(self._subscription.priority, 0), 3))
         try:
             async with stream, self._readers.landing(self._memory) as landings, asyncio.TaskGroup() as group:
                 async for offer in stream:
@@ -157,17 +157,16 @@ class Attempt:
 
     def _check(self, blocks: Sequence[Offered]) -> list[int]:
         """Tell the sink what is right; the positions of what is not."""
-        right, damaged = [], []
-        for block in blocks:
-            number = self._numbers[block.index]
-            name = self._subscription.blocks[block.index].name
-            if self._checksums and checksum(name, self._memory[block.index]) != block.checksum:
-                damaged.append(number)
-            else:
-                right.append(number)
-                self._sink.done(number)
+        # One loop that hashes and does nothing else: each block takes out of the cache what the interpreter had there.
+        wrong = {block.index for block in blocks if not self._is_right(block)} if self._checksums else set()
+        right = [self._numbers[block.index] for block in blocks if block.index not in wrong]
+        for number in right:
+            self._sink.done(number)
         self._settle(right, there=True)
-        return damaged
+        return [self._numbers[index] for index in sorted(wrong)]
+
+    def _is_right(self, block: Offered) -> bool:
+        return checksum(self._subscription.blocks[block.index].name, self._memory[block.index]) == block.checksum
 
 
 _LOST = (ConnectionLost, DeadlineExceeded)

@@ -41,9 +41,9 @@ class Exposure(AgentThread):
         """Something was offered or taken; is there still something to be read?"""
         if self._progresses:
             return
-        self._backoff.reset()
         self._until = now() + LINGER
         if waiting != self._waiting:
+            self._backoff.reset()
             self._waiting = waiting
             self.wake()
 

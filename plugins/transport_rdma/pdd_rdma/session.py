@@ -92,19 +92,26 @@ class Session:
 
     def _next(self, feed: Feed, limit: int) -> Offer:
         """What is there, waiting a little for the first of it."""
-        offer, size, wait = Offer([], []), self._block_bytes, POLL
-        while (len(offer.blocks) + 1) * size <= max(limit, size):
+        there: list[Ready] = []
+        gone: list[int] = []
+        size, wait = self._block_bytes, POLL
+        while (len(there) + 1) * size <= max(limit, size):
             item = feed.next(wait)
             wait = 0.0
             if isinstance(item, Ready):
-                offer.blocks.append(self._offered(item))
+                there.append(item)
             elif isinstance(item, Gone):
-                offer.gone.append(item.index)
+                gone.append(item.index)
             else:
                 break
-        return offer
+        # One loop that hashes and does nothing else: each block takes out of the cache what the interpreter had there.
+        checksums = [self._checksum(ready) for ready in there] if self._ask.checksums else [0] * len(there)
+        return Offer([self._offered(*each) for each in zip(there, checksums, strict=True)], gone)
 
-    def _offered(self, ready: Ready) -> Offered:
+    def _checksum(self, ready: Ready) -> int:
+        return checksum(self._subscription.blocks[ready.index].name, ready.memory)
+
+    def _offered(self, ready: Ready, checksum: int) -> Offered:
         block = Region.of(ready.memory)
         number = self._region.block(block)
         if number is None or block.size != self._block_bytes:
@@ -115,8 +122,7 @@ class Session:
                 if block.size != self._block_bytes
                 else "it does not lie among the blocks of the worker's memory",
             )
-        name = self._subscription.blocks[ready.index].name
-        return Offered(ready.index, number, checksum(name, ready.memory) if self._ask.checksums else 0)
+        return Offered(ready.index, number, checksum)
 
     def _hand_over(self, offer: Offer | Exception) -> None:
         try:

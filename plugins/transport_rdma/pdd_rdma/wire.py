@@ -10,7 +10,7 @@ from pdd_runtime.plugins.transport import Subscription
 VERSION = 1
 BLOCKS_LIMIT = 1 << 18
 """Of one subscription, so that it fits into a frame of the message plane. A fetch of more asks several times."""
-FIRST_PIECE, PIECE = 1 << 20, 16 << 20
+FIRST_PIECE, PIECE = 1 << 20, 32 << 20
 """Bytes of an offer at most, where it has more than one block: what is read at once. Each is larger than the one
 before, so that reading begins soon and messages are few."""
 
