@@ -76,7 +76,7 @@ async def test_a_peer_that_hangs_is_given_up_and_the_rest_asked_for_again(party:
     source.make(wanted)
     sink = StoreSink(wanted)
     async with TcpProxy(await party("dc-a").serve(source, "127.0.0.1"), Fault("freeze", BLOCK * 7 // 2)) as proxy:
-        report = await party("dc-b", io_timeout="400ms").fetch(proxy.endpoint, subscription(wanted), sink)
+        report = await party("dc-b", io_timeout="2s").fetch(proxy.endpoint, subscription(wanted), sink)
     assert sink.whole
     assert report.resumed == 1
 

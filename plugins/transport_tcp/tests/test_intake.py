@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from pdd_tcp import sockets
 from pdd_tcp.sockets import MOST_AT_ONCE, Cut, Intake, set_up
 
 PATIENCE = 30.0
@@ -23,7 +24,10 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield near, far
 
 
-def test_a_thread_sleeps_until_all_that_it_waits_for_is_there(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_thread_sleeps_until_all_that_it_waits_for_is_there(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "WHILE", PATIENCE)
     intake, memory = Intake(pair[0], PATIENCE), memoryview(bytearray(MOST_AT_ONCE))
     pair[1].sendall(bytes(1000))
     sender = threading.Thread(target=pair[1].sendall, args=(b"x" * (MOST_AT_ONCE - 1000),))
