@@ -54,6 +54,7 @@ class PddConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._client: AgentClient | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._pool: Any = None
         if role == KVConnectorRole.SCHEDULER:
             self._client = AgentClient(self._path, engine=f"vllm {VERSION}", role="scheduler")
             self._scheduler = SchedulerSide(self._client)
@@ -89,6 +90,15 @@ class PddConnector(KVConnectorBase_V1):  # type: ignore[misc]
         assert scheduler is not None
         scheduler.finished(request)
         return False, None
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._pool = gpu_block_pool
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        # vLLM has them in its prefix cache from the moment it planned to fill them, and would leave them there where
+        # their request is aborted before it is computed anew.
+        if self._pool is not None and connector_output.invalid_block_ids:
+            self._pool.evict_blocks(set(connector_output.invalid_block_ids))
 
     # In a worker
 

@@ -43,11 +43,12 @@ class SchedulerSide:
         return max(0, offered - computed)
 
     def allocated(self, request: Any, external: int) -> None:
-        """The request has its pages, and `external` tokens are to be loaded into them."""
-        transfer = self._transfer(request)
-        if transfer is None:
+        """The request has its pages, and `external` tokens are to be loaded into them. The engine counts on these, so
+        they are planned also where the transfer is over meanwhile: then the load fails, and says so."""
+        id = transfer_id(request)
+        if id is None or not (external or self._client.request(id)):
             return
-        tracked = self._tracked.setdefault(request.request_id, _Tracked(transfer.id))
+        tracked = self._tracked.setdefault(request.request_id, _Tracked(id))
         tracked.external = external
 
     def finished(self, request: Any) -> None:

@@ -32,6 +32,8 @@ class WorkerSide:
         self._size = client.block_size
         self._requests: dict[str, _Request] = {}
         self._failed: set[int] = set()
+        self._doubtful: set[str] = set()
+        """Transfers that the step under way computes with pages that are not right."""
 
     def begin(self, step: Step) -> None:
         """Before the pages of what has finished are written by others."""
@@ -54,22 +56,24 @@ class WorkerSide:
                 log.exception("the KV of request %s was not loaded", load.id)
                 done = False
             if not done:
-                pages = self._requests[load.id].pages
-                self._failed.update(pages[load.start // self._size : -(-load.end // self._size)])
+                self._lose(load)
             self._client.loaded(load.id, load.end - load.start if done else 0)
         if self._failed:
-            self._doubt()
+            self._doubt(step)
 
     def save(self, step: Step) -> None:
         """After the step was computed, or asked of the device."""
         for id, (before, after) in step.computed.items():
+            if id in self._doubtful:
+                continue
             try:
                 self._follow(id, before, after)
             except Exception:
                 log.exception("KV of request %s was not published", id)
+        self._doubtful.clear()
 
     def failed(self) -> set[int]:
-        """The pages that a load did not fill; the engine computes them anew."""
+        """The pages that are not right, since a load did not fill them or one before; the engine computes them anew."""
         failed, self._failed = self._failed, set()
         return failed
 
@@ -102,12 +106,23 @@ class WorkerSide:
         whole = after if after == transfer.tokens else after // self._size * self._size
         self._save(id, request, min(whole, len(transfer.blocks) * self._size))
 
-    def _doubt(self) -> None:
-        """Whatever is computed with a page that was not filled is wrong, in whichever request."""
-        for request in self._requests.values():
-            at = next((index for index, page in enumerate(request.pages) if page in self._failed), None)
-            if at is not None:
-                request.valid = at * self._size
+    def _lose(self, load: Load) -> None:
+        """Its pages are not filled, so none behind them will be right either."""
+        request = self._requests[load.id]
+        request.valid = load.start
+        self._failed.update(request.pages[load.start // self._size :])
+
+    def _doubt(self, step: Step) -> None:
+        """Whatever this step computes with a page that was not filled is wrong, in whichever request: the engine will
+        compute it anew."""
+        for id, (before, _) in step.computed.items():
+            request = self._requests.get(id)
+            if request is None or not self._failed.intersection(request.pages):
+                continue
+            self._doubtful.add(id)
+            if request.valid is None:
+                request.valid = before
+                self._failed.update(request.pages[before // self._size :])
 
     def _finish(self, id: str, request: _Request | None, tokens: int) -> None:
         transfer = self._client.request(id)

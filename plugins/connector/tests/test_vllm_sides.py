@@ -201,10 +201,10 @@ async def test_a_transfer_that_is_over_when_its_load_comes_is_computed_instead(r
         worker.begin(step)
         worker.load(step)
         worker.save(step)
-        assert worker.failed() == {4, 5, 6}
+        assert worker.failed() == {4, 5, 6, 7}
         assert worker.failed() == set()
         other.pages = [4, 5, 7]
-        rig.engine.again(other, 10)
+        rig.engine.again(other, 8, 10)
         await until(lambda: len(notices) == 2)
         assert notices == [Notice("planned", 0, 8), Notice("written", 10)]
         rig.holds(other, (8, 9, 10), 10)

@@ -95,12 +95,12 @@ class Engine:
         self.worker.save(step)
         return loaded
 
-    def again(self, request: Request, tokens: int) -> None:
-        """Compute the first `tokens` tokens of a request that has its pages, as after a load that failed."""
+    def again(self, request: Request, before: int, tokens: int) -> None:
+        """Compute the tokens from `before` up to `tokens` of a request that has its pages, after a load that failed.
+        Those before have been computed by whoever shares them."""
         self._seen.add(request.request_id)
-        request.num_computed_tokens = 0
-        cached = Cached([request.request_id], set(), [None], [0])
-        step = self.scheduler.step(Output([], cached, {request.request_id: tokens}))
+        cached = Cached([request.request_id], set(), [None], [before])
+        step = self.scheduler.step(Output([], cached, {request.request_id: tokens - before}))
         self.worker.begin(step)
         for position in range(tokens):
             self.row(request, position)[:] = value(request, position)

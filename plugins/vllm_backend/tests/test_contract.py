@@ -19,9 +19,11 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponseStreamChoice
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 from vllm.v1.worker import kv_connector_model_runner_mixin, gpu_model_runner
 from vllm.v1.worker.gpu import kv_connector as second_runner
@@ -48,6 +50,7 @@ print(json.dumps({
     "completion": list(CompletionRequest.model_fields), "choice": list(CompletionResponseStreamChoice.model_fields),
     "update": parameters(CPUAttentionBackendImpl.do_kv_cache_update),
     "layer": parameters(extract_layer_index),
+    "evict": parameters(BlockPool.evict_blocks), "said": fields(KVConnectorOutput),
     "first_runner": inspect.getsource(gpu_model_runner.GPUModelRunner.execute_model),
     "second_runner": inspect.getsource(second_runner.ActiveKVConnector.pre_forward),
     "around": inspect.getsource(kv_connector_model_runner_mixin.KVConnectorModelRunnerMixin._get_kv_connector_output),
@@ -87,6 +90,8 @@ def test_the_version_is_one_that_was_tried() -> None:
         ("save_kv_layer", ["self", "layer_name", "kv_layer", "attn_metadata", "kwargs"]),
         ("wait_for_save", ["self"]),
         ("get_block_ids_with_load_errors", ["self"]),
+        ("bind_gpu_block_pool", ["self", "gpu_block_pool"]),
+        ("update_connector_output", ["self", "connector_output"]),
         ("_get_connector_metadata", ["self"]),
         ("shutdown", ["self"]),
     ],
@@ -119,6 +124,7 @@ def test_the_base_class_asks_for_nothing_that_we_do_not_have() -> None:
         ("completion", {"ignore_eos", "stop_token_ids", "min_tokens", "logit_bias", "min_p", "top_k", "seed"}),
         ("choice", {"token_ids", "logprobs", "finish_reason"}),
         ("sources", {"HOST"}),
+        ("said", {"invalid_block_ids"}),
         ("roles", {"SCHEDULER", "WORKER"}),
     ],
 )
@@ -134,6 +140,10 @@ def test_a_request_has_what_the_scheduler_s_part_reads(name: str) -> None:
 
 def test_pages_are_written_by_an_operation_that_can_be_called() -> None:
     assert installed()["update"] == ["self", "layer", "key", "value", "kv_cache", "slot_mapping"]
+
+
+def test_pages_that_are_not_right_can_be_taken_out_of_the_prefix_cache() -> None:
+    assert installed()["evict"] == ["self", "block_ids"]
 
 
 def test_the_hook_before_a_step_comes_in_every_step_and_before_the_loads() -> None:
