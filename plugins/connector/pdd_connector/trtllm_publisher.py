@@ -28,8 +28,10 @@ class _Request:
         self.ready = self.computed = 0
         self.mark: Any = None
         """Behind the pass that computed `ready`."""
-        self.published: int | None = None
+        self.copied: int | None = None
         """Tokens; None: not looked at yet."""
+        self.published = 0
+        """Of these, what the worker was told, or had before."""
         self.ended: float | None = None
         """When its last pass was over, by the monotonic clock."""
 
@@ -76,9 +78,11 @@ class Publisher:
             return request not in self._requests
 
     def drop(self, request: int) -> None:
-        """Publish no more of it: its pages are gone."""
+        """Its pages will be others': what is being copied of them now is not published."""
         with self._change:
-            self._requests.pop(request, None)
+            found = self._requests.pop(request, None)
+        if found is not None:
+            self._client.finished(found.transfer, found.published)
 
     def wake(self) -> None:
         """A transfer has more blocks."""
@@ -126,12 +130,11 @@ class Publisher:
             if transfer is None:
                 self._close(number, request)
                 return True
-            if request.published is None:
-                request.published = _start(transfer, self._pages.tokens)
-            moved = self._publish(request, request.published, transfer, pages, ready, mark)
+            if request.copied is None:
+                request.copied = request.published = _start(transfer, self._pages.tokens)
+            moved = self._copy(request, request.copied, transfer, pages, ready, mark)
         if moved:
-            self._client.written(request.transfer, request.published)
-            return True
+            return self._publish(number, request, request.copied)
         wanted = request.published < ready and transfer.first < len(transfer.blocks)
         if ended is None or (wanted and time.monotonic() < ended + LAST_BLOCKS):
             return False
@@ -139,7 +142,15 @@ class Publisher:
         self._client.finished(request.transfer, request.published)
         return True
 
-    def _publish(
+    def _publish(self, number: int, request: _Request, tokens: int) -> bool:
+        with self._change:
+            if self._requests.get(number) is not request:
+                return True  # dropped: others may have written to the pages as they were read
+            request.published = tokens
+        self._client.written(request.transfer, tokens)
+        return True
+
+    def _copy(
         self, request: _Request, done: int, transfer: Transfer, pages: tuple[int, ...], ready: int, mark: Any
     ) -> bool:
         size = self._pages.tokens
@@ -152,7 +163,7 @@ class Publisher:
             start = (first + index) * size
             span = slice(max(0, done - start), min(size, end - start))
             self._client.shard(transfer.blocks[first + index])[:, :, span] = row[:, :, span]
-        request.published = end
+        request.copied = end
         return True
 
     def _close(self, number: int, request: _Request) -> None:

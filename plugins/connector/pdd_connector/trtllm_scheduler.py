@@ -38,8 +38,10 @@ class _Hold:
 class _Tracked:
     """A request of the engine that is a transfer."""
 
-    def __init__(self, transfer: Transfer, local: int, loaded: int) -> None:
+    def __init__(self, transfer: Transfer, local: int, loaded: int, most: int | None) -> None:
         self.transfer = transfer
+        self.most = most
+        """Tokens whose KV there is in the end, where it makes all that it may; None: not known."""
         self.local = local
         """Tokens in the engine's own cache."""
         self.loaded = loaded
@@ -80,7 +82,7 @@ class SchedulerSide:
             return 0
         # The engine may still be copying into a page that it found in part: loading there could be overwritten.
         end = min(hold.transfer.offered, len(tokens) - 1) if computed % self._page == 0 else 0
-        tracked = _Tracked(hold.transfer, computed, max(computed, end))
+        tracked = _Tracked(hold.transfer, computed, max(computed, end), _most(request, len(tokens)))
         self._tracked[request.request_id] = tracked
         self._given.add(found.id)
         offered = tracked.loaded - computed
@@ -110,8 +112,9 @@ class SchedulerSide:
         for data, tracked in self._of_transfers(output.cached_requests):
             self._go_on(tracked, data)
             saves.append(self._save(tracked, data))
+        gone = self._aborted({data.request_id for data in (*output.new_requests, *output.cached_requests)})
         self._forget_gone()
-        return Step(tuple(loads), tuple(saves))
+        return Step(tuple(loads), tuple(saves), gone)
 
     def finished(self, request: Any) -> bool:
         """The request is over; True: its pages must stay until the workers have published them."""
@@ -173,8 +176,20 @@ class SchedulerSide:
         tracked.ready = max(tracked.ready, ready)
         return Save(data.request_id, tracked.transfer.id, tuple(data.new_block_ids), tracked.ready, computed)
 
+    def _aborted(self, scheduled: set[int]) -> tuple[int, ...]:
+        """Of the tracked: those that are in no pass any more though they have not ended. Releases before 1.4 tell a
+        connector nothing of an abort. A request that has made all its tokens may be left out before its end is told."""
+        gone = []
+        for number, tracked in tuple(self._tracked.items()):
+            decoding = 0 < tracked.prompt <= tracked.computed
+            most = tracked.most if tracked.most is not None else 0 if self._overlap else tracked.computed + 1
+            if number not in scheduled and decoding and tracked.computed < most:
+                gone.append(number)
+                del self._tracked[number]
+        return tuple(gone)
+
     def _forget_gone(self) -> None:
-        """Requests whose worker is through with them; an engine that was told to abort one says nothing of it."""
+        """Requests whose worker is through with them."""
         known = {transfer.id for transfer in self._client.transfers()}
         for number, tracked in tuple(self._tracked.items()):
             if tracked.transfer.id not in known and (tracked.hold is None or tracked.hold.over):
@@ -184,3 +199,8 @@ class SchedulerSide:
     def _release(tracked: _Tracked | None) -> None:
         if tracked is not None and tracked.hold is not None:
             tracked.hold.release()
+
+
+def _most(request: Any, prompt: int) -> int | None:
+    limit = getattr(request, "max_new_tokens", None)
+    return prompt + limit - 1 if isinstance(limit, int) else None

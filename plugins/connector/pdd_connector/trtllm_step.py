@@ -38,3 +38,5 @@ class Step:
 
     loads: tuple[Load, ...] = ()
     saves: tuple[Save, ...] = ()
+    gone: tuple[int, ...] = ()
+    """Requests that were aborted: from this pass on their pages may be others'."""

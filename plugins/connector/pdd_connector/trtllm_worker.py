@@ -18,6 +18,7 @@ class WorkerSide:
         self._publisher = Publisher(client, pages)
         self._ending: list[int] = []
         self._mark: Any = None
+        self._last: Step | None = None
 
     def wake(self, transfer: Transfer) -> None:
         """A transfer has changed; in any thread."""
@@ -25,6 +26,8 @@ class WorkerSide:
 
     def load(self, step: Step, stream: Any) -> None:
         """What was planned for this pass. The blocks are held by the first rank's scheduler."""
+        for number in step.gone:
+            self._publisher.drop(number)
         for load in step.loads:
             self._load(load, stream)
             self._client.loaded(load.transfer, load.tokens)
@@ -35,6 +38,9 @@ class WorkerSide:
 
     def save(self, step: Step) -> None:
         """The pass was put on its stream: its KV can be published behind it."""
+        if step is self._last:
+            return
+        self._last = step
         if self._mark is None:
             self._mark = self._pages.ready()
         for save in step.saves:

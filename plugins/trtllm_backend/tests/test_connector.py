@@ -164,6 +164,26 @@ async def test_an_abort_leaves_nothing_and_writes_no_more(rig: Rig) -> None:
     assert len((await rig.run(prompt, 5)).made) == 5
 
 
+async def test_pages_of_an_aborted_request_are_not_published_as_its_own(tiny: Path, socket: Path) -> None:
+    """The engine says nothing of an abort, and gives the pages to others; what the worker is told stays true."""
+    async with rigged(tiny, socket, pages=20) as rig:
+        for which in range(8):
+            prompt = text(2 * PAGE + 1, which)
+            async with rig.request(prompt, 90, room=110) as request:
+                await until(lambda request=request, which=which: len(request.made) > 20 + which)
+                rig.executor.cancel(request.number)
+                others = await asyncio.gather(*(rig.alone(text(5 * PAGE, 100 + 3 * which + n), 30) for n in range(3)))
+                assert [len(made) for made in others] == [30] * 3
+                await until(lambda request=request: request.said("finished") is not None)
+                said = max(request.said("written") or 0, request.said("finished") or 0)
+                assert said >= len(prompt)
+                async with rig.request((*request.all[:said], 5), 1) as clean:
+                    await until(lambda clean=clean, said=said: (clean.said("written") or 0) > said)
+                assert same(rig, request, clean, said)
+            rig.store.release(request.blocks)
+            rig.store.release(clean.blocks)
+
+
 async def test_blocks_that_come_late_are_written_and_the_pages_wait_for_them(rig: Rig) -> None:
     prompt = text(PAGE)
     async with rig.request(prompt, 2 * PAGE + 2, room=PAGE) as request:

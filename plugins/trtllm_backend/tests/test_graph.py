@@ -19,6 +19,7 @@ from pdd_trtllm.engine import TrtllmEngine
 from pdd_trtllm.testing.serve import PAUSE
 from pdd_trtllm.testing.standin import environment
 
+from pdd_runtime.errors import PddError
 from pdd_runtime.frontend.language import Language
 from pdd_runtime.plugins.engine import ModelSpec, Sampling
 from pdd_runtime.testing.engine_harness import EngineHarness
@@ -106,35 +107,33 @@ async def test_the_api_streams_what_the_engine_makes(stack: Stack, expected: dic
 
 
 async def test_a_client_that_goes_ends_its_request_everywhere(stack: Stack) -> None:
-    body = {"model": "tiny", "messages": PROMPTS["long-story"], "max_tokens": 400, "temperature": 0, "stream": True}
+    body = {"model": "tiny", "messages": PROMPTS["question"], "max_tokens": 800, "temperature": 0, "stream": True}
     async with aclosing(streamed(stack.url, body)) as pieces:
         async for _ in pieces:
             break
     await stack.idle(60)
 
 
-async def test_a_server_that_is_killed_costs_no_token_and_comes_back(
+async def test_a_server_that_is_killed_takes_its_worker_along_and_both_come_back(
     stack: Stack, expected: dict[str, list[int]]
 ) -> None:
-    """Main's, in the midst of an answer; the worker is started again, with another server."""
+    """Main's, in the midst of an answer: that fails and says why; the next one is right."""
     [before] = servers(stack, "main")
     async with stack.driver(*DIRECT) as driver:
         language = Language(await driver.tokenizer())
         prompt = await encode(language, "question")
-        asking = asyncio.create_task(stack.ask(driver, prompt, LENGTH, GREEDY))
+        asking = asyncio.create_task(stack.ask(driver, prompt, 800, GREEDY))
         await until(lambda: stack.loads().get("main/0", {}).get("sessions"))
         os.kill(before, signal.SIGKILL)
-        tokens, _ = await asking
-        assert [token.id for token in tokens] == expected["question"]
-        await until(lambda: [pid for pid in servers(stack, "main") if pid != before], 120)
-
-    async def answered() -> bool:
-        async with stack.driver(*DIRECT) as driver:
-            tokens, timeline = await stack.ask(driver, prompt, LENGTH, GREEDY)
-            return [token.id for token in tokens] == expected["question"] and timeline["route"] == "P-MD"
-
-    await until(lambda: "main/0" in stack.loads(), 120)
-    assert await answered()
+        with pytest.raises(PddError):
+            await asking
+    await until(lambda: [pid for pid in servers(stack, "main") if pid != before], 300)
+    await until(lambda: "main/0" in stack.loads(), 300)
+    assert before not in servers(stack, "main")
+    async with stack.driver(*DIRECT) as driver:
+        tokens, timeline = await stack.ask(driver, prompt, LENGTH, GREEDY)
+    assert timeline["route"] == "P-MD"
+    assert [token.id for token in tokens] == expected["question"]
 
 
 async def streamed(url: str, body: dict[str, Any]) -> AsyncIterator[str]:

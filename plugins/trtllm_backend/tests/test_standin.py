@@ -11,6 +11,7 @@ import pytest
 from pdd_trtllm.config import TrtllmConfig
 from pdd_trtllm.testing.arguments import parse
 from pdd_trtllm.testing.driver import ConnectorDriver
+from pdd_trtllm.testing.serve import PAUSE
 from pdd_trtllm.testing.standin import await_listening, running
 from pdd_trtllm.testing.task import Task
 
@@ -25,6 +26,15 @@ def url(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("server")
     config = TrtllmConfig(block_size=8, batch_limit=2, token_budget=64, context_length=128)
     with running(config, ModelSpec(source=str(tiny)), directory, None) as url:
+        await_listening(url)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def slow(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("slow")
+    config = TrtllmConfig(block_size=8, batch_limit=2, token_budget=64)
+    with running(config, ModelSpec(source=str(tiny)), directory, None, **{PAUSE: "0.02"}) as url:
         await_listening(url)
         yield url
 
@@ -44,6 +54,17 @@ def test_a_stream_ends_with_done_and_says_why_it_ended(url: str) -> None:
         lines = [line for line in answer.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
     assert '"finish_reason": "length"' in lines[-2]
+
+
+def test_a_closed_connection_is_an_abort(slow: str) -> None:
+    with httpx.stream(
+        "POST", f"{slow}/v1/completions", json=ASK | {"stream": True, "max_tokens": 900}, timeout=60
+    ) as answer:
+        next(answer.iter_lines())
+    passes = []
+    while some := httpx.get(f"{slow}/metrics", timeout=60).json():
+        passes += some
+    assert 0 < len(passes) < 900, "it was computed to its end"
 
 
 @pytest.mark.parametrize(

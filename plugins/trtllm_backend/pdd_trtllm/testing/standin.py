@@ -33,12 +33,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(config: TrtllmConfig, model: ModelSpec, directory: Path, socket: Path | None) -> Iterator[str]:
+def running(config: TrtllmConfig, model: ModelSpec, directory: Path, socket: Path | None, **env: str) -> Iterator[str]:
     """A stand-in for the model in `model.source`, whose connector dials `socket`, or that has none; gives its url. The
     connector waits for a worker before the server listens, so that nothing is awaited here. `directory` is for its
     files and its log."""
     port = free_port()
-    found = launch(config.model_copy(update={"env": environment()}), model, Path(model.source), port, str(socket))
+    found = launch(config.model_copy(update={"env": environment(**env)}), model, Path(model.source), port, str(socket))
     if socket is None:
         file = yaml.safe_load(found.files[FILE])
         del file["kv_connector_config"]

@@ -14,7 +14,7 @@ OnTokens = Callable[[list[int], Finish | None], None]
 
 
 class Task:
-    """What a connector sees of it is `request_id` and `get_tokens`; the rest is the executor's."""
+    """What a connector sees of it is `request_id`, `max_new_tokens` and `get_tokens`; the rest is the executor's."""
 
     def __init__(
         self,
@@ -46,6 +46,10 @@ class Task:
         if beam != 0:
             raise IndexError("one beam")
         return list(self.known)
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.max_tokens
 
     @property
     def in_context(self) -> bool:
