@@ -43,6 +43,8 @@ class Peer:
         """Sessions by number."""
         self._settling: dict[int, set[Inlet]] = {}
         """Sessions that end, and the connections on which some of their frames may still come."""
+        self._dropped: set[int] = set()
+        """Sessions of fetches that are over; the sender has not said yet that it knows."""
         self._next = 1
         self._channel = self._replaces = b""
         self._live: list[Inlet] = []
@@ -96,6 +98,8 @@ class Peer:
                 del self._active[number]
                 if self._settling.pop(number, None) is None and fetch.cut_short:
                     self._cancels.append(wire.Cancel(number))
+                if fetch.cut_short:
+                    self._dropped.add(number)
             inlets = list(self._live)
             self._idle_since = now()
             self._changed.notify()
@@ -142,6 +146,7 @@ class Peer:
                         return functools.partial(self._subscribe, self._live[0], self._to_subscribe.popleft())
                 elif not self._opening:
                     self._cancels.clear()
+                    self._dropped.clear()
                 if self._lacking():
                     if self._retry_at <= now():
                         return self._open().start
@@ -242,6 +247,7 @@ class Peer:
 
     def ended(self, inlet: Inlet, number: int) -> None:
         with self._changed:
+            self._dropped.discard(number)
             self._settle(number, inlet)
 
     def _on_cut(self, number: int, fetch: Incoming, inlet: Inlet, trouble: Cut | PddError) -> None:
@@ -254,9 +260,10 @@ class Peer:
             self._settling[number] = {inlet, *self._live, *(each for each in self._opening if each.greeted)}
 
     def _end_sessions(self) -> None:
-        """Ask the sender to end those that settle; again after each change, as what was said on a connection that is
-        lost may not have come, and the sender may not have known one that was just opened."""
-        self._cancels.extend(wire.Cancel(number) for number in self._settling)
+        """Ask the sender to end those that settle, and those of which it may not know that they are over; again after
+        each change, as what was said on a connection that is lost may not have come, and the sender may not have known
+        one that was just opened."""
+        self._cancels.extend(wire.Cancel(number) for number in (*self._settling, *self._dropped))
 
     def _settle(self, number: int, inlet: Inlet) -> None:
         """On this connection no more comes of a session. On none: what is missing is asked for anew."""

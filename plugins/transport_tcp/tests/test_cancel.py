@@ -12,10 +12,12 @@ import pytest
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import TransferError
+from pdd_runtime.plugins.transport import LinkFacts
 from pdd_runtime.testing.kv_parties import LAYOUT, StoreSink, StoreSource, sequence, subscription
 from pdd_runtime.testing.tcp_proxy import Fault, TcpProxy
-from plugins.transport_tcp.tests.counting import Party
+from plugins.transport_tcp.tests.counting import Party, eventually
 
+LINKS = {cluster: LinkFacts("wan", 1e9, 0.001, 2) for cluster in ("dc-a", "dc-b")}
 LARGE = msgspec.structs.replace(LAYOUT, layers=32)
 
 
@@ -117,3 +119,61 @@ async def test_200_fetches_with_a_third_cancelled_leave_nothing(party: Party) ->
                 await asyncio.sleep(0.01)
     await asyncio.to_thread(source.wait_for_feeds, 0)
     assert source.pinned == 0
+
+
+class DeafProxy:
+    """Two ways to a sender; the first forwards nothing that the receiver says once `deaf` is set, until it is `cut`."""
+
+    def __init__(self, target: str) -> None:
+        self._target, self._first = target, True
+        self.answered: set[asyncio.StreamReader] = set()
+        """Connections on which the sender has said something."""
+        self.deaf = False
+        self.swallowed, self.cut = asyncio.Event(), asyncio.Event()
+
+    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first, self._first = self._first, False
+        host, _, port = self._target.rpartition(":")
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        ways = [
+            asyncio.create_task(self._forward(reader, far_writer, deaf=first)),
+            asyncio.create_task(self._answer(far_reader, writer)),
+            *([asyncio.create_task(self.cut.wait())] if first else []),
+        ]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        for end in (writer, far_writer):
+            end.transport.abort()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, deaf: bool) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                if deaf and self.deaf:
+                    self.swallowed.set()
+                else:
+                    writer.write(data)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                self.answered.add(reader)
+
+
+async def test_a_cancellation_that_was_said_on_a_connection_that_is_lost_is_said_again(party: Party) -> None:
+    source, wanted = StoreSource(), sequence(4)
+    proxy = DeafProxy(await party("dc-a", links=LINKS).serve(source, "127.0.0.1"))
+    async with await asyncio.start_server(proxy.connect, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        asked = subscription(wanted, deadline=900.0)
+        receiver = party("dc-b", links=LINKS, streams=2)
+        transfer = asyncio.create_task(receiver.fetch(f"{host}:{port}", asked, StoreSink(wanted)))
+        await asyncio.to_thread(source.wait_for_feeds, 1)
+        await eventually(lambda: len(proxy.answered) == 2)
+        proxy.deaf = True
+        await cancel(transfer)
+        await proxy.swallowed.wait()
+        proxy.cut.set()
+        await asyncio.to_thread(source.wait_for_feeds, 0)
+        await receiver.close()
