@@ -212,6 +212,11 @@ def _complaint(body: bytes) -> tuple[str, str]:
         return str(error), ""
     detail = error.get("detail")
     if isinstance(detail, list) and detail and isinstance(detail[0], dict):
-        place = [str(step) for step in detail[0].get("loc", ()) if step != "body"]
-        return str(detail[0].get("msg", "")), ".".join(place)
-    return str(error.get("message") or detail or ""), str(error.get("param") or "")
+        return str(detail[0].get("msg", "")), _field(".".join(map(str, detail[0].get("loc", ()))))
+    message = str(error.get("message") or detail or "")
+    return " ".join(message.split()), _field(str(error.get("param") or ""))
+
+
+def _field(place: str) -> str:
+    """Where in the body something is wrong."""
+    return place.removeprefix("body.")

@@ -139,6 +139,13 @@ async def test_cancelling_a_reader_is_seen_by_the_server() -> None:
             "Field required",
             "sampling_params.n",
         ),
+        (
+            400,
+            {"error": {"message": "1 validation error:\n  not an integer", "param": "body.max_tokens"}},
+            RequestError,
+            "1 validation error: not an integer",
+            "max_tokens",
+        ),
         (400, {"detail": "no input"}, RequestError, "no input", ""),
         (413, "<p>too large</p>", RequestError, "<p>too large</p>", ""),
         (400, "", RequestError, "status 400", ""),
