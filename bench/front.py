@@ -2,16 +2,17 @@
 
     python bench/front.py [--streams 1,16,64,256] [--repeats 3] [--replicas 1] [--format text|json]
 
-`pdd-runtime up` starts a frontend and one worker with the scripted engine, which makes a token every `--token-time`
-seconds for each stream, whatever the others do: the hardest case, as nothing comes in batches. A load generator on raw
-sockets, in a process of its own, keeps so many streams open at once. Then:
+`pdd-runtime up` starts a frontend and one worker with the scripted engine, which makes a token for every stream in one
+step, as engines do that batch continuously, and a step every `--token-time` seconds. A load generator on raw sockets,
+in a process of its own, keeps so many streams open at once. Then:
 
 - CPU microseconds per token, of the frontend (HTTP, driver, the message plane's client side) and of the worker. What
   the engine itself costs is measured by running it alone, without frontend or message plane, in this process; the
   worker's figure less that is the message plane's serving side.
-- The same for a bare forwarder: a process that reads as many small messages a second from one connection, and writes
-  each to the connection of its stream, with uvloop and nothing else. What it takes is the cost of waking up and of two
-  system calls on this machine at this moment; nothing that forwards token by token is cheaper.
+- The same for a bare forwarder: a process that reads as many small messages from one connection, those of a step at
+  once, and writes each to the connection of its stream, with uvloop and nothing else. What it takes is the cost of
+  waking up and of a system call for each stream on this machine at this moment; nothing that has many clients is
+  cheaper.
 - Added time to the first token at one stream: through HTTP, less a direct call to the worker over the message plane,
   in turn.
 
@@ -281,7 +282,7 @@ async def forward(source: int, sink: int, streams: int) -> None:
 
 
 async def bare(streams: int, messages: int, pause: float) -> float:
-    """CPU seconds per message of a bare forwarder: `messages` for each stream, one every `pause` seconds."""
+    """CPU seconds per message of a bare forwarder: `messages` for each stream, one for all every `pause` seconds."""
     loop = asyncio.get_running_loop()
     begun: asyncio.Future[asyncio.WriteTransport] = loop.create_future()
 
@@ -297,14 +298,12 @@ async def bare(streams: int, messages: int, pause: float) -> float:
     )
     try:
         out = await begun
-        before, start, sent, total = cpu([process.pid]), loop.time(), 0, messages * streams
-        while sent < total:
-            due = min(total, int((loop.time() - start) / pause * streams) + 1)
-            out.write(bytes(MESSAGE) * (due - sent))
-            sent = due
-            await asyncio.sleep(max(0.0, start + sent * pause / streams - loop.time()))
+        before, start = cpu([process.pid]), loop.time()
+        for step in range(messages):
+            out.write(bytes(MESSAGE) * streams)
+            await asyncio.sleep(max(0.0, start + (step + 1) * pause - loop.time()))
         await asyncio.sleep(0.1)
-        return (cpu([process.pid]) - before) / total
+        return (cpu([process.pid]) - before) / (messages * streams)
     finally:
         process.kill()
         await process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 
 from pdd_runtime.clock import now
 from pdd_runtime.rpc.frames import Frame, encode
@@ -99,7 +100,9 @@ class Outbox:
 
     def _end_when_empty(self) -> None:
         if self._closed and self._backlog == 0 and not self._transport.is_closing():
-            self._transport.write_eof()
+            # Where the peer has reset the connection in this very moment, `connection_lost` says so.
+            with suppress(OSError):
+                self._transport.write_eof()
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
