@@ -18,7 +18,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def _stand_in() -> Iterator[None]:
+def stand_in() -> Iterator[None]:
     """`tensorrt_llm` is the stand-in's, in this process."""
     sys.path.insert(0, str(SITE))
     yield

@@ -26,7 +26,7 @@ def text(n: int, which: int = 0) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _stand_in: None) -> Path:
+def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: None) -> Path:
     monkeypatch.setenv("PDD_SOCKET", str(tmp_path / "agent"))
     return tmp_path / "agent"
 
