@@ -185,7 +185,9 @@ def test_a_request_that_ends_is_put_into_the_tree_before_its_last_token_is_sent(
     prefill = text[text.index("def process_batch_result_prefill") :]
     assert 0 < prefill.index("release_kv_cache(") < prefill.index("stream_output(")
     decode = text[text.index("def process_batch_result_decode") :]
-    assert 0 < decode.index("_handle_finish") < decode.index("stream_output(") or "release_kv_cache" in decode
+    assert 0 < decode.index("_handle_finish_state_updated_req(") < decode.index("stream_output(")
+    ending = decode[decode.index("def _handle_finish_state_updated_req") :]
+    assert "release_kv_cache(req, self.tree_cache, checkpoint=" in ending
 
 
 def test_the_cache_has_rows_of_tokens() -> None:
