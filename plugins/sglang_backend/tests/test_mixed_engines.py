@@ -35,7 +35,9 @@ async def test_vllm_goes_on_where_sglang_began(fleet: Fleet, route: str) -> None
     await fleet.stack.idle()
     assert came(fleet, "external_kv_transfer") - loaded >= sum(PROMPTS)
     known = sum(answer.timeline["tokens"]["prefill"] + answer.timeline["tokens"]["relay"] for answer in answers)
-    assert came(fleet, "local_compute") - computed <= known, "vLLM computed what SGLang had computed"
+    # Between two extends vLLM keeps whole pages alone: each computes the last page's tokens anew.
+    most = sum(PROMPTS) / 4 if "catch-up" in route else known
+    assert came(fleet, "local_compute") - computed <= most, "vLLM computed what SGLang had computed"
 
 
 def came(fleet: Fleet, source: str) -> float:
