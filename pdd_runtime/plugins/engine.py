@@ -227,7 +227,8 @@ class Engine(ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type[BaseModel]]
-    """Where it has a field `kv_memory`, that is the bytes that its blocks may take, for `doctor`."""
+    """Where it has a field `kv_memory`, that is the bytes that its blocks may take, for `doctor`. Where it has `url` or
+    `socket`, and it is set, that belongs to one worker alone."""
 
     def __init__(self, config: BaseModel, model: ModelSpec) -> None:
         self.config, self.model = config, model

@@ -22,7 +22,8 @@ def preflight(loaded: LoadedGraph, plugins: PluginManager) -> list[PddError]:
     """Everything that is wrong, each with its place in the graph's file."""
     faults = [*_references(loaded, plugins)]
     # What compares settings needs settings that are right.
-    return faults or [*_handoff_edges(loaded, plugins), *_capabilities(loaded, plugins), *obstacles(loaded, plugins)]
+    checks = (_handoff_edges, _attached, _capabilities, obstacles)
+    return faults or [fault for check in checks for fault in check(loaded, plugins)]
 
 
 def _references(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
@@ -74,6 +75,27 @@ def _handoff_edges(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddE
                 why=f"the relay pool has edges for {', '.join(sorted(feeds)) or 'nothing'}",
                 fix=f"add an edge {{from: {name}, to: MAIN, carries: {carries}{more}}}, or choose another strategy",
             )
+
+
+def _attached(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
+    """A server that runs already shares memory with one worker: no other can have it."""
+    taken: dict[tuple[str, str], str] = {}
+    for name, pool in loaded.graph.spec.pools.items():
+        route = ("spec", "pools", name, "engine")
+        config = plugins.configure(plugins.engine(pool.engine.plugin), pool.engine.config, loaded.locate(route))
+        for setting in ("url", "socket"):
+            value = getattr(config, setting, None)
+            if value is None:
+                continue
+            other = taken.setdefault((setting, str(value)), name)
+            if other != name or (pool.replicas > 1 and setting == "url"):
+                rival = f'pool "{other}" has it as well' if other != name else f'"{name}" has {pool.replicas} workers'
+                yield GraphError(
+                    f"one worker alone can attach to {setting} {value}",
+                    where=loaded.locate((*route, "config", setting)),
+                    why=f"{rival}, and a server shares memory with one",
+                    fix=f"run a server for each worker, each in a pool of its own with its own {setting}",
+                )
 
 
 def _capabilities(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:

@@ -160,6 +160,27 @@ def test_what_engines_promise_is_compared_with_what_the_graph_asks(tmp_path: Pat
     ]
 
 
+def test_a_running_server_has_one_worker() -> None:
+    plugins, graph = load_plugins(), QUICKSTART.with_name("vllm.yaml")
+
+    def attach(pool: str, port: int, socket: str) -> str:
+        return f"spec.pools.{pool}.engine.config={{url: 'http://127.0.0.1:{port}', socket: {socket}}}"
+
+    def found(*overrides: str) -> list[str]:
+        return [f"{fault.what}: {fault.why}" for fault in preflight(load(graph, overrides), plugins)]
+
+    assert found(attach("main", 8001, "/run/one"), attach("relay", 8002, "/run/two")) == []
+    assert found(attach("main", 8001, "/run/one"), "spec.pools.main.replicas=2") == [
+        'one worker alone can attach to url http://127.0.0.1:8001: "main" has 2 workers, '
+        "and a server shares memory with one"
+    ]
+    for one, other, what in ((8001, 8001, "url http://127.0.0.1:8001"), (8001, 8002, "socket /run/one")):
+        second = "/run/one" if one != other else "/run/two"
+        assert found(attach("relay", one, "/run/one"), attach("main", other, second)) == [
+            f'one worker alone can attach to {what}: pool "relay" has it as well, and a server shares memory with one'
+        ]
+
+
 def test_exact_mode_is_not_run_over_what_is_lossy(plugins: PluginManager) -> None:
     lossy = "spec.edges.1.transport.config.quantize=int8-channel"
     assert faults(plugins, lossy) == []
