@@ -56,7 +56,8 @@ class PddConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._worker: WorkerSide | None = None
         self._pool: Any = None
         if role == KVConnectorRole.SCHEDULER:
-            self._client = AgentClient(self._path, engine=f"vllm {VERSION}", role="scheduler")
+            ranks = vllm_config.parallel_config.tensor_parallel_size
+            self._client = AgentClient(self._path, engine=f"vllm {VERSION}", role="scheduler", ranks=ranks)
             self._scheduler = SchedulerSide(self._client)
 
     @property
