@@ -75,7 +75,7 @@ class VllmStack(Stack):
         return [pid for pid, _ in _running() if _place(pid) in places - {""}]
 
     async def ready_again(self, pool: str, pid: int) -> None:
-        """Return when another process than `pid` is the pool's worker, and serves."""
+        """Return when another process than `pid` is the pool's worker, and serves; 0: any."""
         until = now() + START
         while (row := self.worker(pool))["state"] != "ready" or row["pid"] == pid:
             assert now() < until, row
