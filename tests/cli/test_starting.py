@@ -221,7 +221,7 @@ def test_a_check_is_told_as_json_whether_it_passes_or_not(cli: Cli) -> None:
     checked = cli("validate", cli.write(), "--format", "json")
     assert (checked.code, json.loads(checked.out)) == (
         0,
-        {"name": "demo", "path": "demo.yaml", "right": True, "faults": [], "warnings": []},
+        {"name": "demo", "path": "demo.yaml", "right": True, "faults": [], "warnings": [], "kv": []},
     )
     broken = cli("validate", "demo.yaml", "--set", "spec.clusters={}", "--format", "json")
     assert (broken.code, broken.err) == (2, "")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from pdd_connector.vllm_device import DevicePages
-from pdd_connector.vllm_layout import UnknownLayout, page_layouts, probe, steps
-from pdd_connector.vllm_pages import CacheLayout, HostCopier
+from pdd_connector.vllm.device import DevicePages
+from pdd_connector.vllm.layout import UnknownLayout, page_layouts, probe, steps
+from pdd_connector.vllm.pages import CacheLayout, HostCopier
 
 TOKENS, HEADS, DIM = SHAPE = (32, 3, 8)
 Ints = NDArray[np.int64]

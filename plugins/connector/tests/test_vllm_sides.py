@@ -12,10 +12,10 @@ import numpy as np
 import pytest_asyncio
 from pdd_connector import AgentClient
 from pdd_connector import Geometry as Theirs
-from pdd_connector.vllm_layout import page_layouts
-from pdd_connector.vllm_pages import CacheLayout, HostCopier
-from pdd_connector.vllm_scheduler import SchedulerSide
-from pdd_connector.vllm_worker import WorkerSide
+from pdd_connector.vllm.layout import page_layouts
+from pdd_connector.vllm.pages import CacheLayout, HostCopier
+from pdd_connector.vllm.scheduler import SchedulerSide
+from pdd_connector.vllm.worker import WorkerSide
 
 from pdd_runtime.kv import BlockStore, KvLayout
 from pdd_runtime.server.bridge import Announced, Bridge, Geometry, Notice

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pdd_connector.vllm_scheduler import SchedulerSide
-from pdd_connector.vllm_worker import WorkerSide
+from pdd_connector.vllm.scheduler import SchedulerSide
+from pdd_connector.vllm.worker import WorkerSide
 
 KV = NDArray[np.unsignedinteger[Any]]
 

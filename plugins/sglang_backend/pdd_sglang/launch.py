@@ -64,7 +64,7 @@ def linker(socket: str) -> dict[str, Any]:
     """The value of `--unified-cache-external-linker-config`."""
     return {
         "linker": "PddLinker",
-        "linker_module_path": "pdd_connector.sglang",
+        "linker_module_path": "pdd_connector.sglang.connector",
         "linker_extra_config": {"pdd_socket": socket},
     }
 

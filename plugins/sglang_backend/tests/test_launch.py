@@ -32,7 +32,7 @@ def flag(launch: Launch, name: str) -> str:
 def test_the_linker_is_told_where_the_worker_is(tiny: Path) -> None:
     launch = launched(tiny)
     config = json.loads(flag(launch, "--unified-cache-external-linker-config"))
-    assert config["linker_module_path"] == "pdd_connector.sglang"
+    assert config["linker_module_path"] == "pdd_connector.sglang.connector"
     assert config["linker_extra_config"] == {"pdd_socket": "/run/agent"}
 
 
@@ -43,7 +43,7 @@ def test_the_connector_is_the_worker_s_own_and_comes_alone(tiny: Path) -> None:
     scope: dict[str, list[str]] = {}
     exec(launch.files[name], scope)
     assert name == "connector/pdd_connector/__init__.py"
-    assert (Path(scope["__path__"][0]) / "sglang.py").is_file()
+    assert (Path(scope["__path__"][0]) / "sglang" / "connector.py").is_file()
 
 
 def test_a_sequence_may_be_as_long_as_the_context(tiny: Path) -> None:

@@ -13,7 +13,7 @@ from pdd_trtllm.config import TrtllmConfig
 
 FILE = "trtllm.yaml"
 CONNECTOR = {
-    "connector_module": "pdd_connector.trtllm",
+    "connector_module": "pdd_connector.trtllm.connector",
     "connector_scheduler_class": "PddConnectorScheduler",
     "connector_worker_class": "PddConnectorWorker",
 }

@@ -46,7 +46,7 @@ def test_the_command_is_what_the_server_takes(tmp_path: Path, monkeypatch: pytes
     assert not args.kv_cache_config.enable_partial_reuse
     assert (args.kv_cache_config.tokens_per_block, args.kv_cache_config.max_gpu_total_bytes) == (32, 4 << 30)
     assert args.kv_connector_config is not None
-    assert args.kv_connector_config.connector_module == "pdd_connector.trtllm"
+    assert args.kv_connector_config.connector_module == "pdd_connector.trtllm.connector"
 
 
 def test_the_connector_is_told_its_socket_on_every_rank() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pdd_connector import trtllm
-from pdd_connector.trtllm_pages import Pages, Unsupported, check_attention
+from pdd_connector.trtllm import connector
+from pdd_connector.trtllm.pages import Pages, Unsupported, check_attention
 
 LAYERS, HEADS, TOKENS, DIM = 3, 2, 4, 8
 
@@ -82,21 +82,21 @@ def test_the_loader_finds_two_classes_made_of_the_engines_own() -> None:
     """As the engine does: by the module's path and the classes' names."""
     bases = importlib.import_module("tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector")
     for name in ("Scheduler", "Worker"):
-        found: Any = getattr(trtllm, f"PddConnector{name}")
+        found: Any = getattr(connector, f"PddConnector{name}")
         assert issubclass(found, getattr(bases, f"KvCacheConnector{name}"))
         assert not found.__abstractmethods__
 
 
 def test_without_tensorrt_llm_it_says_what_is_needed() -> None:
     with pytest.raises(ImportError, match=r"1\.2 or newer"):
-        trtllm._base("KvCacheConnectorNone")
+        connector._base("KvCacheConnectorNone")
     with pytest.raises(AttributeError, match="nothing"):
-        trtllm.nothing  # noqa: B018
+        connector.nothing  # noqa: B018
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_connector_without_a_socket_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in trtllm.SOCKET:
+    for name in connector.SOCKET:
         monkeypatch.delenv(name, raising=False)
     args = SimpleNamespace(
         kv_cache_config=SimpleNamespace(tokens_per_block=TOKENS),
@@ -106,6 +106,6 @@ def test_a_connector_without_a_socket_does_not_start(monkeypatch: pytest.MonkeyP
         model=str(tmp_path),
     )
     with pytest.raises(Unsupported, match="PDD_SOCKET"):
-        trtllm.PddConnectorScheduler(args)
+        connector.PddConnectorScheduler(args)
     with pytest.raises(Unsupported, match=r"config\.json"):
-        trtllm.PddConnectorWorker(args).register_kv_caches(cache())
+        connector.PddConnectorWorker(args).register_kv_caches(cache())

@@ -53,7 +53,7 @@ def kv_transfer(socket: str) -> dict[str, Any]:
     """The value of `--kv-transfer-config`."""
     return {
         "kv_connector": "PddConnector",
-        "kv_connector_module_path": "pdd_connector.vllm",
+        "kv_connector_module_path": "pdd_connector.vllm.connector",
         "kv_role": "kv_both",
         # By default a request whose KV could not be loaded fails; it can just as well be computed.
         "kv_load_failure_policy": "recompute",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from pdd_connector.vllm import PddConnector
-from pdd_connector.vllm_pages import Array, Copier, Saved
+from pdd_connector.vllm.connector import PddConnector
+from pdd_connector.vllm.pages import Array, Copier, Saved
 
 
 class FailingCopier:

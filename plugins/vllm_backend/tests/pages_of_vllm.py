@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from pdd_connector.vllm import _copier, cache_layout
+from pdd_connector.vllm.connector import _copier, cache_layout
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import AttentionType, CPUAttentionBackendImpl, _get_attn_isa
 

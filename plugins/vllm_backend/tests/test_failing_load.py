@@ -21,7 +21,7 @@ class FailingEngine(VllmEngine):
     def launch(self, model: Path, port: int, socket: str) -> Launch:
         launch = super().launch(model, port, socket)
         argv = [
-            arg.replace("PddConnector", "FailingConnector").replace("pdd_connector.vllm", "failing_connector")
+            arg.replace("PddConnector", "FailingConnector").replace("pdd_connector.vllm.connector", "failing_connector")
             for arg in launch.argv
         ]
         path = f"{launch.env['PYTHONPATH']}:{Path(__file__).parent}"

@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.utils import storage_namespace_seed
 from sglang.version import __version__
 
 from pdd_connector.client import AgentClient, Transfer
-from pdd_connector.sglang_pool import Place, SlotPool, Unsupported
+from pdd_connector.sglang.pool import Place, SlotPool, Unsupported
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pdd_connector.client import AgentClient, Transfer
-from pdd_connector.trtllm_pages import Pages
-from pdd_connector.trtllm_publisher import Publisher
-from pdd_connector.trtllm_step import Load, Step
+from pdd_connector.trtllm.pages import Pages
+from pdd_connector.trtllm.publisher import Publisher
+from pdd_connector.trtllm.step import Load, Step
 
 
 class WorkerSide:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pdd_connector.client import AgentClient, Geometry, Transfer
-from pdd_connector.trtllm_pages import Pages, Unsupported, check_attention
-from pdd_connector.trtllm_scheduler import SchedulerSide
-from pdd_connector.trtllm_step import Step
-from pdd_connector.trtllm_worker import WorkerSide
+from pdd_connector.trtllm.pages import Pages, Unsupported, check_attention
+from pdd_connector.trtllm.scheduler import SchedulerSide
+from pdd_connector.trtllm.step import Step
+from pdd_connector.trtllm.worker import WorkerSide
 
 log = logging.getLogger(__name__)
 

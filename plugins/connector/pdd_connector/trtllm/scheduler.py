@@ -9,7 +9,7 @@ from typing import Any
 
 from pdd_connector.client import AgentClient, Transfer
 from pdd_connector.keys import page_key
-from pdd_connector.trtllm_step import Load, Save, Step
+from pdd_connector.trtllm.step import Load, Save, Step
 
 HOLD = 10.0
 """Seconds after which blocks that were planned to be loaded are let go of in any case. A load is over within the pass

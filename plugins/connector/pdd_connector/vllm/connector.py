@@ -1,5 +1,5 @@
 """The KV connector that a stock vLLM server loads: `--kv-transfer-config '{"kv_connector": "PddConnector",
-"kv_connector_module_path": "pdd_connector.vllm", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+"kv_connector_module_path": "pdd_connector.vllm.connector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
 "kv_connector_extra_config": {"pdd_socket": PATH}}'`.
 
 The worker beside the server announces each request before it sends it. The scheduler's part finds it by the id in the
@@ -24,11 +24,11 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.version import __version__ as VERSION  # noqa: N812 - it is a constant
 
 from pdd_connector.client import AgentClient, Geometry
-from pdd_connector.vllm_layout import UnknownLayout, page_layouts, probe
-from pdd_connector.vllm_pages import CacheLayout, Copier, HostCopier
-from pdd_connector.vllm_scheduler import SchedulerSide
-from pdd_connector.vllm_step import Step
-from pdd_connector.vllm_worker import WorkerSide
+from pdd_connector.vllm.layout import UnknownLayout, page_layouts, probe
+from pdd_connector.vllm.pages import CacheLayout, Copier, HostCopier
+from pdd_connector.vllm.scheduler import SchedulerSide
+from pdd_connector.vllm.step import Step
+from pdd_connector.vllm.worker import WorkerSide
 
 SOCKET = "pdd_socket"
 """In `kv_connector_extra_config`: the worker's unix socket."""
@@ -207,7 +207,7 @@ def _copier(cache: torch.Tensor, layout: CacheLayout) -> Copier:
     memory = torch.empty(0, dtype=_INTEGERS[width], device=cache.device).set_(cache.untyped_storage())
     if cache.device.type == "cpu":
         return HostCopier(memory.numpy().view(_UNSIGNED[width]), layout)
-    from pdd_connector.vllm_device import DeviceCopier
+    from pdd_connector.vllm.device import DeviceCopier
 
     return DeviceCopier(memory, layout)
 

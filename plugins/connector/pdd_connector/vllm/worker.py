@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from pdd_connector.client import AgentClient
-from pdd_connector.vllm_pages import Copier, Saved
-from pdd_connector.vllm_step import Load, Pages, Step
+from pdd_connector.vllm.pages import Copier, Saved
+from pdd_connector.vllm.step import Load, Pages, Step
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from pdd_connector.vllm_layout import PageLayout, UnknownLayout
+from pdd_connector.vllm.layout import PageLayout, UnknownLayout
 
 Array = NDArray[np.unsignedinteger[Any]]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdd_connector.client import AgentClient, Transfer
-from pdd_connector.trtllm_pages import Pages
+from pdd_connector.trtllm.pages import Pages
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pdd_connector.vllm_pages import Array, CacheLayout, Saved
+from pdd_connector.vllm.pages import Array, CacheLayout, Saved
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdd_connector.client import AgentClient, Transfer
-from pdd_connector.vllm_step import Load, Pages, Step
+from pdd_connector.vllm.step import Load, Pages, Step
 
 KEY = "pdd"
 """In a request's `kv_transfer_params`: the id of its transfer."""
