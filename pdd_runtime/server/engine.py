@@ -127,6 +127,13 @@ class ServerEngine(Engine):
     async def start(self, host: EngineHost) -> EngineInfo:
         if self._info is not None:
             return self._info
+        if self.model.mode == "exact":
+            raise EngineError(
+                f"{self.name} has no exact mode",
+                where="spec.model.mode",
+                why="a server's arithmetic depends on what else is in a batch",
+                fix="set mode: fast, or use an engine whose mode is exact (torch)",
+            )
         try:
             self._info = await self._start(host)
         except BaseException:

@@ -14,12 +14,13 @@ from pydantic import BaseModel
 
 from pdd_runtime.errors import EngineError, PddError
 from pdd_runtime.models.tokenizer import from_directory
-from pdd_runtime.plugins.engine import Capabilities, EngineHost, EngineInfo, ModelSpec, Sampling
+from pdd_runtime.plugins.engine import Capabilities, ModelSpec, Sampling
 from pdd_runtime.server.engine import Readings, ServerEngine
 from pdd_runtime.server.http import HttpClient
 from pdd_runtime.server.launch import Launch
 from pdd_runtime.server.metrics import Metrics
 from pdd_runtime.server.request import Found, Piece
+from pdd_runtime.server.version import check_tried
 from pdd_sglang import launch, requests
 from pdd_sglang.config import SglangConfig
 
@@ -51,16 +52,6 @@ class SglangEngine(ServerEngine):
         # prompt; min_tokens needs the tokenizer that we do without.
         return Capabilities(logprobs=True, logit_bias=True)
 
-    async def start(self, host: EngineHost) -> EngineInfo:
-        if self.model.mode == "exact":
-            raise EngineError(
-                "SGLang has no exact mode",
-                where="spec.model.mode",
-                why="its arithmetic depends on what else is in a batch",
-                fix="set mode: fast, or use an engine whose mode is exact (torch)",
-            )
-        return await super().start(host)
-
     def launch(self, model: Path, port: int, socket: str) -> Launch:
         return launch.server(self.config, self.model, model, port, socket)
 
@@ -68,13 +59,7 @@ class SglangEngine(ServerEngine):
         answer = await http.get_json("/server_info")
         info: dict[str, Any] = answer if isinstance(answer, dict) else {}
         version = str(info.get("version") or "")
-        if version not in TRIED:
-            raise EngineError(
-                f"SGLang {version or 'of an unknown version'} was not tried with this plugin",
-                where=http.url,
-                why=f"the interface of its linkers moves with its versions; tried: {', '.join(TRIED)}",
-                fix=f"pip install sglang=={TRIED[-1]} where the server runs",
-            )
+        check_tried("SGLang", version, TRIED, http.url)
         for name, (value, flag) in _NEEDS.items():
             if info.get(name) != value:
                 raise EngineError(

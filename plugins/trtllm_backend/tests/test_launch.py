@@ -17,8 +17,10 @@ from pdd_trtllm.testing.arguments import parse
 from pdd_trtllm.testing.protocol import CompletionRequest
 from pydantic import ValidationError
 
+from pdd_runtime.errors import EngineError
 from pdd_runtime.plugins.engine import ModelSpec, Sampling
 from pdd_runtime.server.launch import Launch
+from pdd_runtime.testing.engine_harness import StoreHost
 
 SPEC = ModelSpec(source="/models/llama", dtype="bfloat16")
 
@@ -103,3 +105,9 @@ def test_listing_the_plugin_imports_no_torch_and_no_tensorrt() -> None:
 def test_no_more_is_promised_than_survives_a_handoff() -> None:
     promised = TrtllmEngine.promises(SPEC)
     assert promised.names == {"fan_out", "logit_bias"}
+
+
+async def test_an_exact_mode_is_refused(tmp_path: Path) -> None:
+    engine = TrtllmEngine(TrtllmConfig(), ModelSpec(source=str(tmp_path), mode="exact"))
+    with pytest.raises(EngineError, match="no exact mode"):
+        await engine.start(StoreHost())

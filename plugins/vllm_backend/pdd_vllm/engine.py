@@ -9,13 +9,13 @@ from typing import ClassVar
 
 from pydantic import BaseModel
 
-from pdd_runtime.errors import EngineError
-from pdd_runtime.plugins.engine import Capabilities, EngineHost, EngineInfo, ModelSpec, Sampling
+from pdd_runtime.plugins.engine import Capabilities, ModelSpec, Sampling
 from pdd_runtime.server.engine import Readings, ServerEngine
 from pdd_runtime.server.http import HttpClient
 from pdd_runtime.server.launch import Launch
 from pdd_runtime.server.metrics import Metrics, scrape
 from pdd_runtime.server.request import Piece
+from pdd_runtime.server.version import check_tried
 from pdd_vllm import completions, launch
 from pdd_vllm.config import VllmConfig
 
@@ -36,29 +36,13 @@ class VllmEngine(ServerEngine):
         # Penalties and grammars would have to count the output that was made elsewhere, and vLLM takes that for prompt.
         return Capabilities(logprobs=True, logit_bias=True, min_tokens=True)
 
-    async def start(self, host: EngineHost) -> EngineInfo:
-        if self.model.mode == "exact":
-            raise EngineError(
-                "vLLM has no exact mode",
-                where="spec.model.mode",
-                why="its arithmetic depends on what else is in a batch",
-                fix="set mode: fast, or use an engine whose mode is exact (torch)",
-            )
-        return await super().start(host)
-
     def launch(self, model: Path, port: int, socket: str) -> Launch:
         return launch.server(self.config, self.model, model, port, socket)
 
     async def inspect(self, http: HttpClient) -> Capabilities:
         answer = await http.get_json("/version")
         version = str(answer.get("version", "")) if isinstance(answer, dict) else ""
-        if not version.startswith(TRIED):
-            raise EngineError(
-                f"vLLM {version or 'of an unknown version'} was not tried with this plugin",
-                where=http.url,
-                why=f"its connector interface moves with its versions; tried: {', '.join(one + 'x' for one in TRIED)}",
-                fix="install one of these where the server runs",
-            )
+        check_tried("vLLM", version, TRIED, http.url)
         return self.promises(self.model)
 
     async def generate(

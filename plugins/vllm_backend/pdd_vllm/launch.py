@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pdd_runtime.errors import EngineError
+from pdd_connector import stand_in
+
 from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.server.launch import Launch
 from pdd_vllm.config import VllmConfig
@@ -18,8 +18,7 @@ PACKAGE = "connector"
 
 
 def server(config: VllmConfig, model: ModelSpec, directory: Path, port: int, socket: str) -> Launch:
-    """For the model in `directory`, on 127.0.0.1:`port`; its connector dials `socket`. Raises `EngineError` where the
-    connector's package is not installed here."""
+    """For the model in `directory`, on 127.0.0.1:`port`; its connector dials `socket`."""
     argv = [
         *(config.interpreter, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(directory), "--dtype", model.dtype),
@@ -45,7 +44,7 @@ def server(config: VllmConfig, model: ModelSpec, directory: Path, port: int, soc
         env |= {"OMP_NUM_THREADS": str(config.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     env |= config.env
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (PACKAGE, env.get("PYTHONPATH"))))
-    files = {f"{PACKAGE}/pdd_connector/__init__.py": _stand_in()}
+    files = {f"{PACKAGE}/pdd_connector/__init__.py": stand_in.source()}
     return Launch((*argv, *config.args), env, files)
 
 
@@ -59,12 +58,3 @@ def kv_transfer(socket: str) -> dict[str, Any]:
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"pdd_socket": socket},
     }
-
-
-def _stand_in() -> str:
-    """A package of the connector's name that finds its modules where they are installed here. So the server has the
-    release that the worker has, and nothing else of the worker's environment."""
-    spec = find_spec("pdd_connector")
-    if spec is None or not spec.submodule_search_locations:
-        raise EngineError("the package pdd_connector is not installed", fix="pip install pdd-connector")
-    return f"__path__ = {[str(Path(place).resolve()) for place in spec.submodule_search_locations]!r}\n"
