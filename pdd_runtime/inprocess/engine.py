@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import structs
 from pydantic import BaseModel
 
-from pdd_runtime.errors import Cancelled, CapacityError, EngineError, PddError, RequestError
+from pdd_runtime.errors import Cancelled, EngineError, PddError, RequestError
 from pdd_runtime.inprocess.block_table import BlockTable
 from pdd_runtime.inprocess.config import InProcessConfig
 from pdd_runtime.inprocess.runner import Runner
@@ -26,6 +26,7 @@ from pdd_runtime.inprocess.sampling import Logits
 from pdd_runtime.inprocess.scheduler import Planned, Scheduler
 from pdd_runtime.inprocess.sequence import Event, Sequence
 from pdd_runtime.kv import BlockStore, seed
+from pdd_runtime.plugins.acceptance import check_request
 from pdd_runtime.plugins.engine import (
     BlocksReady,
     Capabilities,
@@ -256,27 +257,14 @@ class InProcessEngine(Engine):
         """Raises `EngineError` when none are taken, `RequestError` and `CapacityError` when this one never can be."""
         if self._refusal is not None:
             raise self._refusal
-        where, tokens, layout = f"request {request.id}", request.tokens, self._store.layout
-        if not tokens or not 0 <= min(tokens) <= max(tokens) < self._runner.vocab:
-            raise RequestError(f"tokens must be ids below {self._runner.vocab}, at least one", where=where)
-        if len(tokens) > self._context:
-            raise CapacityError(
-                f"{len(tokens)} tokens are more than the context of {self._context}",
-                where=where,
-                fix="send fewer tokens",
-            )
+        tokens = request.tokens
+        # The last token is chosen, but its KV is not computed.
+        needed = -(-max(len(tokens), end - 1) // self._store.layout.block_size)
+        check_request(
+            request, vocab=self._runner.vocab, context=self._context, needed=needed, blocks=self._store.blocks
+        )
         if request.sampling.guide is not None and self._guides is None:
             raise RequestError("the engine cannot do this: guided")
-        if not all(0 <= token < self._runner.vocab for token, _ in request.sampling.logit_bias):
-            raise RequestError(f"token ids must be below {self._runner.vocab}", where="logit_bias")
-        # The last token is chosen, but its KV is not computed.
-        needed = -(-max(len(tokens), end - 1) // layout.block_size)
-        if needed > self._store.blocks:
-            raise CapacityError(
-                f"the request needs {needed} blocks of KV, the pool has {self._store.blocks}",
-                where=where,
-                fix="ask for fewer tokens, or raise the engine's kv_memory",
-            )
         table = BlockTable(self._store, self._root(request.salt))
         sampler = Sampler(request.sampling, tokens, prompt_tokens)
         return Sequence(request.id, tokens, end, sampler, table, announces=announces, hold=hold)

@@ -19,6 +19,7 @@ import msgspec
 
 from pdd_runtime.errors import EngineError
 from pdd_runtime.kv import BlockStore
+from pdd_runtime.waiting import to_its_end
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +200,7 @@ class Bridge:
             line.ask(iter(self._connections))
             try:
                 # The caller gives the blocks to others next: that must wait, also where the caller is cancelled.
-                await over(asyncio.create_task(self._parted(line), name=f"the end of {announced.id}"))
+                await to_its_end(asyncio.create_task(self._parted(line), name=f"the end of {announced.id}"))
             finally:
                 del self._lines[announced.id]
 
@@ -405,15 +406,3 @@ def _count(message: dict[str, Any], field: str) -> int:
 
 def _ignore(notice: Notice) -> None:
     """The transfer is over."""
-
-
-async def over(task: asyncio.Task[None]) -> None:
-    """Return when the task has ended, also where the caller is cancelled meanwhile: that is heeded behind it."""
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled

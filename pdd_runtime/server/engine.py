@@ -16,10 +16,11 @@ from msgspec import structs
 from pydantic import BaseModel
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import Cancelled, CapacityError, EngineError, PddError, RequestError
+from pdd_runtime.errors import Cancelled, EngineError, PddError, RequestError
 from pdd_runtime.kv import KvLayout, seed
 from pdd_runtime.models.source import Found, find_model
 from pdd_runtime.models.tokenizer import from_directory
+from pdd_runtime.plugins.acceptance import check_request
 from pdd_runtime.plugins.engine import (
     BlocksReady,
     Capabilities,
@@ -38,7 +39,7 @@ from pdd_runtime.plugins.engine import (
     TokenizerFiles,
 )
 from pdd_runtime.server.blocks import Blocks
-from pdd_runtime.server.bridge import Bridge, Geometry, over
+from pdd_runtime.server.bridge import Bridge, Geometry
 from pdd_runtime.server.config import ServerConfig
 from pdd_runtime.server.geometry import Model, read_geometry, read_model
 from pdd_runtime.server.http import HttpClient
@@ -47,6 +48,7 @@ from pdd_runtime.server.metrics import Metrics, scrape
 from pdd_runtime.server.process import ServerProcess, free_port
 from pdd_runtime.server.readiness import wait_ready
 from pdd_runtime.server.request import Event, Piece, Served
+from pdd_runtime.waiting import over
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +97,10 @@ class ServerEngine(Engine):
     def foresee(cls, model: ModelSpec, config: BaseModel) -> KvLayout | None:
         assert isinstance(config, ServerConfig)
         try:
-            find_model(model.source)
+            found = find_model(model.source)
         except EngineError:
             return None  # it may well be on the host where the worker will run
-        path = cls._find(model).path
+        path = cls._directory(found)
         return read_geometry(path, dtype=model.dtype, block_size=config.block_size, tp=config.tp)
 
     @abstractmethod
@@ -206,9 +208,9 @@ class ServerEngine(Engine):
 
     async def _start(self, host: EngineHost) -> EngineInfo:
         config = self.config
-        found = self._find(self.model)
+        found = find_model(self.model.source)
         # Whole: the server runs in a directory of its own.
-        self._path = found.path.resolve()
+        self._path = self._directory(found).resolve()
         self._model = model = await asyncio.to_thread(self._read_model)
         blocks = max(1, config.kv_memory // model.layout.block_bytes)
         self._store = host.open_store(model.layout, blocks, shared=True)
@@ -228,16 +230,15 @@ class ServerEngine(Engine):
         )
 
     @classmethod
-    def _find(cls, model: ModelSpec) -> Found:
-        """Raises `EngineError` where it is not there, or no directory."""
-        found = find_model(model.source)
+    def _directory(cls, found: Found) -> Path:
+        """Raises `EngineError` where it is none."""
         if not found.path.is_dir():
             raise EngineError(
                 f"{cls.name} reads no {found.path.suffix} file",
                 where=str(found.path),
                 fix="give spec.model.source a directory with config.json, *.safetensors and tokenizer.json",
             )
-        return found
+        return found.path
 
     def _read_model(self) -> Model:
         """In a thread: it reads every byte of the weights for their digest."""
@@ -249,7 +250,7 @@ class ServerEngine(Engine):
     async def _connect(self) -> None:
         """Listen for the connector; a directory of our own, for the socket and what the server is given."""
         directory = Path(tempfile.mkdtemp(prefix="pdd-"))
-        self._directory = directory
+        self._place = directory
         self._exits.callback(shutil.rmtree, directory, ignore_errors=True)
         layout = self._model.layout
         geometry = Geometry(layout.layers, layout.kv_heads, layout.head_dim, layout.dtype, layout.block_size)
@@ -266,7 +267,7 @@ class ServerEngine(Engine):
         if url is None:
             port = config.port or free_port()
             launch = self.launch(self._path, port, str(self._bridge.path))
-            directory = self._directory / "server"
+            directory = self._place / "server"
             directory.mkdir(mode=0o700)
             self._process = ServerProcess(self.name, directory)
             self._exits.push_async_callback(self._process.stop)
@@ -335,25 +336,12 @@ class ServerEngine(Engine):
             raise self._refusal
         assert self._info is not None
         where, tokens, sampling = f"request {request.id}", request.tokens, request.sampling
-        if not tokens or not 0 <= min(tokens) <= max(tokens) < self._model.vocab:
-            raise RequestError(f"tokens must be ids below {self._model.vocab}, at least one", where=where)
-        if len(tokens) > self._model.context:
-            raise CapacityError(
-                f"{len(tokens)} tokens are more than the context of {self._model.context}",
-                where=where,
-                fix="send fewer tokens",
-            )
+        needed = -(-len(tokens) // self._store.layout.block_size)
+        check_request(
+            request, vocab=self._model.vocab, context=self._model.context, needed=needed, blocks=self._store.blocks
+        )
         if lacking := set(sampling.needs) - self._info.capabilities.names:
             raise RequestError(f"the engine cannot do this: {', '.join(sorted(lacking))}", where=where)
-        if not all(0 <= token < self._model.vocab for token, _ in sampling.logit_bias):
-            raise RequestError(f"token ids must be below {self._model.vocab}", where="logit_bias")
-        needed = -(-len(tokens) // self._store.layout.block_size)
-        if needed > self._store.blocks:
-            raise CapacityError(
-                f"the request needs {needed} blocks of KV, the pool has {self._store.blocks}",
-                where=where,
-                fix="ask for fewer tokens, or raise the engine's kv_memory",
-            )
         if not self._bridge.connected:
             raise EngineError(f"{self.name} has lost its connector", where=where, fix="see the server's log")
         most = max(1, end - len(tokens))

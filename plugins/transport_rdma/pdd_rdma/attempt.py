@@ -18,10 +18,10 @@ from pdd_rdma.peers import Lost, Peer
 from pdd_rdma.reader import Landing
 from pdd_rdma.readers import Readers
 from pdd_rdma.tally import Tally
-from pdd_rdma.waiting import to_its_end
 from pdd_rdma.wire import FEED, TAKEN, Ask, Offer, Offered, Taken, checksum
 from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, PddError, leaves
 from pdd_runtime.plugins.transport import BlockSink, Subscription
+from pdd_runtime.waiting import to_its_end
 
 STUCK = 2.0
 """Seconds that a read which nobody wants any more may take to end, before all reads of this worker are ended."""

@@ -14,7 +14,7 @@ import numpy as np
 from pdd_rdma.library import MakeAgent
 from pdd_rdma.memory import MemoryType, address_of
 from pdd_rdma.reader import Landing, Numbers, Reader, Remote
-from pdd_rdma.waiting import to_its_end
+from pdd_runtime.waiting import to_its_end
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Sequence
 
 from pdd_rdma.memory import Region
 from pdd_rdma.meter import Meter
-from pdd_rdma.waiting import to_its_end
 from pdd_rdma.wire import FIRST_PIECE, PIECE, Ask, Offer, Offered, checksum
 from pdd_runtime.errors import PddError, RemoteError, TransferError
 from pdd_runtime.plugins.transport import BlockSource, Feed, Gone, Ready
+from pdd_runtime.waiting import to_its_end
 
 POLL = 0.1
 """Seconds until a closed session is noticed by the thread that waits for its next block."""

@@ -18,7 +18,6 @@ from pdd_rdma.memory import memory_type
 from pdd_rdma.peers import Peers
 from pdd_rdma.readers import Readers
 from pdd_rdma.sender import Sender
-from pdd_rdma.waiting import to_its_end
 from pdd_runtime.errors import PluginError, TransferError
 from pdd_runtime.plugins.transport import (
     BlockSink,
@@ -29,6 +28,7 @@ from pdd_runtime.plugins.transport import (
     Transport,
     TransportContext,
 )
+from pdd_runtime.waiting import to_its_end
 
 log = logging.getLogger(__name__)
 FETCHES = 256
