@@ -77,7 +77,7 @@ class InProcessEngine(Engine):
         self._refusal: EngineError | None = EngineError("the engine has not started")
 
     @classmethod
-    def promises(cls, model: ModelSpec) -> Capabilities:
+    def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
         return Capabilities(
             logprobs=True,
             seeded=True,
@@ -118,7 +118,7 @@ class InProcessEngine(Engine):
             capacity_blocks=blocks,
             context_length=runner.context,
             batch_limit=config.batch_limit,
-            capabilities=structs.replace(self.promises(self.model), guided=self._guides is not None),
+            capabilities=structs.replace(self.promises(self.model, self.config), guided=self._guides is not None),
         )
         self._refusal = None
         self._loop = asyncio.create_task(self._run(), name=f"pdd-{self.name}")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 from pydantic import BaseModel
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.kv import BlockStore, KvLayout
+from pdd_runtime.kv import BlockStore, CachedNames, KvLayout
+
+OFFER_LIMIT = 64 * 1024
+"""Bytes of an offer as it crosses the message plane, at most."""
 
 
 class ModelSpec(BaseModel, frozen=True, extra="forbid"):
@@ -85,6 +88,41 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     """The likeliest (token id, logprob), best first."""
 
 
+class Offer(msgspec.Struct, frozen=True):
+    """Native KV: what one reader needs to pull the KV that an engine keeps for it. Opaque to everybody else."""
+
+    params: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if (size := len(msgspec.msgpack.encode(self.params))) > OFFER_LIMIT:
+            raise ValueError(f"an offer of {size} bytes is over the limit of {OFFER_LIMIT}")
+
+
+class OfferRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Have the KV of `tokens` ready here, or being made, for one reader."""
+
+    id: str
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    salt: str = ""
+    reader: str
+    """The reading pool."""
+    timeout: float
+    """Seconds for the reader to have all."""
+
+
+class ReceiveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Have the KV of `tokens` here, from the engine that made the offer."""
+
+    id: str
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    salt: str = ""
+    offer: Offer
+    timeout: float
+    """Seconds to have all."""
+
+
 class PrefillRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Make the KV of `tokens` here, publish its blocks, sample the token after them."""
 
@@ -108,6 +146,8 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     salt: str = ""
     hold: bool = False
     """When it stops, keep the sequence's blocks referenced until the stream is closed."""
+    offer: Offer | None = None
+    """Engines whose `extend` is `prefill_assisted` alone: by it the KV of all `tokens` is to be had."""
 
 
 class BlocksReady(msgspec.Struct, frozen=True, tag="blocks"):
@@ -140,6 +180,13 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     tokens: int
 
 
+class Received(msgspec.Struct, frozen=True, tag="received"):
+    """The KV asked for is here: that of `cached` leading tokens was before, that of `received` tokens has come."""
+
+    cached: int
+    received: int
+
+
 PrefillEvent = BlocksReady | Tokens
 DecodeEvent = Extended | Tokens | Stopped
 
@@ -149,9 +196,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     that is asked all the same raises `RequestError`."""
 
     extend: Literal["local", "prefill_assisted"] = "local"
+    """`prefill_assisted`: it computes no KV of known tokens; every decode brings an `Offer` over all of them."""
     kv: Literal["portable", "native"] = "portable"
+    """`native`: the engine moves KV itself, by `offer` and `receive`, and opens no store."""
     fan_out: bool = True
-    """One prefill can feed several readers."""
+    """One prefill can feed several readers. With native KV each of them has an offer of its own, also with this."""
     logprobs: bool = False
     seeded: bool = False
     position_keyed_sampling: bool = False
@@ -215,6 +264,11 @@ class EngineHost(Protocol):
         Called once, from `start`."""
         ...
 
+    def open_names(self, layout: KvLayout) -> CachedNames:
+        """Native KV: instead of a store, the names of what the engine has cached, which it keeps up to date. Called
+        once, from `start`."""
+        ...
+
     def failed(self, error: EngineError) -> None:
         """The engine can serve nothing more (its loop crashed): the worker says why, exits, and is started
         again. On the event loop."""
@@ -234,7 +288,7 @@ class Engine(ABC):
         self.config, self.model = config, model
 
     @classmethod
-    def promises(cls, model: ModelSpec) -> Capabilities | None:
+    def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities | None:
         """What it will be able to do, so that `validate` can tell what a graph asks in vain; None: that is known
         only once it has started."""
         return None
@@ -259,8 +313,16 @@ class Engine(ABC):
         """`Extended` once, then `Tokens`, then `Stopped`. Finds in the store what is cached and extends the
         rest; with `max_tokens=0` that is all. On stop it commits the partial tail, too."""
 
-    async def receive(self, request: PrefillRequest, peer: str) -> None:
-        """Native KV only: have the prompt's KV here from `peer`."""
+    def offer(self, request: OfferRequest) -> AsyncGenerator[Offer, None]:
+        """Native KV only: have the KV of `tokens` ready here, or being made, for one reader. Yields one `Offer`, then
+        stays open until the reader has it all, where it ends, or until the caller closes it: what is kept for the
+        reader is then freed as soon as the engine can. Raises `EngineError` where the reader has failed."""
+        raise EngineError(f"engine {self.name} has portable KV; the agent moves its blocks")
+
+    def receive(self, request: ReceiveRequest) -> AsyncGenerator[Received, None]:
+        """Native KV only: pull what is offered. Yields `Received` once it is here, then stays open until the caller
+        closes it: the KV stays until then, if the engine can keep it. Raises `EngineError` where anything is unsure
+        (the offer has expired, less came than was asked for): never is wrong KV used."""
         raise EngineError(f"engine {self.name} has portable KV; the agent moves its blocks")
 
     @abstractmethod

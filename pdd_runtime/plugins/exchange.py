@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
 from pdd_runtime.errors import EngineError, GraphError, PddError
 from pdd_runtime.graph import Edge, LoadedGraph
 from pdd_runtime.kv import KvLayout
@@ -63,7 +65,9 @@ def _exchange(
 ) -> Exchange:
     pools = loaded.graph.spec.pools
     first, second = (pools[name].engine.plugin for name in (edge.source, edge.target))
-    promise = _engine(loaded, plugins, edge.source).promises(_spec(loaded, edge.source))
+    promise = _engine(loaded, plugins, edge.source).promises(
+        _spec(loaded, edge.source), _config(loaded, plugins, edge.source)
+    )
     ours, theirs = layouts[edge.source], layouts[edge.target]
     if promise is not None and promise.kv == "native":
         how = f"{first} moves it itself"
@@ -87,13 +91,17 @@ def _layouts(loaded: LoadedGraph, plugins: PluginManager) -> dict[str, KvLayout 
 
 
 def _layout(loaded: LoadedGraph, plugins: PluginManager, pool: str) -> KvLayout | None:
-    engine = _engine(loaded, plugins, pool)
-    config = plugins.configure(engine, loaded.graph.spec.pools[pool].engine.config, "")
-    return engine.foresee(_spec(loaded, pool), config)
+    return _engine(loaded, plugins, pool).foresee(_spec(loaded, pool), _config(loaded, plugins, pool))
 
 
 def _engine(loaded: LoadedGraph, plugins: PluginManager, pool: str) -> type[Engine]:
     return plugins.engine(loaded.graph.spec.pools[pool].engine.plugin)
+
+
+def _config(loaded: LoadedGraph, plugins: PluginManager, pool: str) -> BaseModel:
+    settings = loaded.graph.spec.pools[pool].engine.config
+    config: BaseModel = plugins.configure(_engine(loaded, plugins, pool), settings, "")
+    return config
 
 
 def _spec(loaded: LoadedGraph, pool: str) -> ModelSpec:

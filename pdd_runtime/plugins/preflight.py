@@ -104,7 +104,9 @@ def _capabilities(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddEr
     promises = {}
     for name, pool in graph.spec.pools.items():
         model = graph.model_of(name)
-        promise = promises[name] = plugins.engine(pool.engine.plugin).promises(ModelSpec(**model.model_dump()))
+        engine = plugins.engine(pool.engine.plugin)
+        config = plugins.configure(engine, pool.engine.config, "")
+        promise = promises[name] = engine.promises(ModelSpec(**model.model_dump()), config)
         if promise is not None and model.mode == "exact" and not promise.exact:
             own = ("spec", "pools", name, "model") if pool.model else ("spec", "model")
             yield GraphError(

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.kv import BlockStore, KvLayout
+from pdd_runtime.kv import BlockStore, CachedNames, KvLayout
 from pdd_runtime.plugins.engine import (
     BlocksReady,
     DecodeEvent,
@@ -30,15 +30,20 @@ PATIENCE = 30.0
 
 
 class StoreHost:
-    """The `EngineHost` of a test: keeps the store and the failure it is told of."""
+    """The `EngineHost` of a test: keeps the store, or the names, and the failure it is told of."""
 
     def __init__(self) -> None:
         self.store: BlockStore | None = None
+        self.names: CachedNames | None = None
         self.failure: EngineError | None = None
 
     def open_store(self, layout: KvLayout, blocks: int, *, shared: bool = False) -> BlockStore:
         self.store = BlockStore(layout, blocks, shared=shared)
         return self.store
+
+    def open_names(self, layout: KvLayout) -> CachedNames:
+        self.names = CachedNames(layout)
+        return self.names
 
     def failed(self, error: EngineError) -> None:
         self.failure = error

@@ -61,10 +61,10 @@ class ScriptedEngine(Engine):
         self._refusal: EngineError | None = EngineError("the engine has not started")
         self._made = 0
         switched = dict.fromkeys(config.lacks, False) | dict.fromkeys(config.claims, True)
-        self._capabilities = msgspec.structs.replace(self.promises(model), **switched)
+        self._capabilities = msgspec.structs.replace(self.promises(model, config), **switched)
 
     @classmethod
-    def promises(cls, model: ModelSpec) -> Capabilities:
+    def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
         return Capabilities(
             logprobs=True,
             seeded=True,

@@ -12,7 +12,7 @@ import msgspec
 
 from pdd_runtime.errors import EngineError, GraphError, PddError
 from pdd_runtime.graph import Graph
-from pdd_runtime.kv import BlockStore, KvLayout
+from pdd_runtime.kv import BlockStore, CachedNames, KvLayout
 from pdd_runtime.plugins import PluginManager, load_plugins
 from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.engine import Engine, EngineInfo, ModelSpec
@@ -52,6 +52,7 @@ class Worker:
         self._member: Member | None = None
         # What exists from some point of `start` on.
         self._store: WorkerStore | None = None
+        self._names: CachedNames | None = None
         self._discovery: Discovery | None = None
         self._engine: Engine | None = None
         self._transports: Transports | None = None
@@ -114,10 +115,16 @@ class Worker:
     # For the engine.
 
     def open_store(self, layout: KvLayout, blocks: int, *, shared: bool = False) -> BlockStore:
-        if self._store is not None:
-            raise EngineError("the engine opened its store twice")
+        if self._store is not None or self._names is not None:
+            raise EngineError("the engine opened its store twice, or beside names")
         self._store = WorkerStore(layout, blocks, shared=shared)
         return self._store
+
+    def open_names(self, layout: KvLayout) -> CachedNames:
+        if self._names is not None or self._store is not None:
+            raise EngineError("the engine opened its names twice, or beside a store")
+        self._names = CachedNames(layout)
+        return self._names
 
     def failed(self, error: EngineError) -> None:
         if not self._failure.done():

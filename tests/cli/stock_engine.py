@@ -6,6 +6,8 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from pdd_runtime.plugins import hookimpl
 from pdd_runtime.plugins.engine import Capabilities, Engine, ModelSpec, Sampling, Token
 from pdd_runtime.server.engine import Readings, ServerEngine
@@ -18,7 +20,7 @@ class StockEngine(ServerEngine):
     name = "stock"
 
     @classmethod
-    def promises(cls, model: ModelSpec) -> Capabilities:
+    def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
         return Capabilities()
 
     def launch(self, model: Path, port: int, socket: str) -> Launch:

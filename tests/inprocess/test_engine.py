@@ -263,7 +263,7 @@ async def test_without_what_guides_need_it_serves_all_but_guides(monkeypatch: py
     else:
         monkeypatch.setitem(sys.modules, "llguidance", None)
         monkeypatch.delitem(sys.modules, "pdd_runtime.inprocess.guides", raising=False)
-        assert not ToyEngine.promises(ModelSpec(source="toy")).guided
+        assert not ToyEngine.promises(ModelSpec(source="toy"), ToyEngine.Config()).guided
     async with started() as harness:
         assert "guided" not in harness.info.capabilities.names
         assert len(await harness.generate(text(10), 3)) == 3

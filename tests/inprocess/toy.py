@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 from msgspec import structs
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from pdd_runtime.inprocess import Chunk, InProcessConfig, InProcessEngine, Runner, fingerprint
 from pdd_runtime.kv import KvLayout
@@ -84,8 +85,8 @@ class ToyEngine(InProcessEngine):
     name: ClassVar[str] = "toy"
 
     @classmethod
-    def promises(cls, model: ModelSpec) -> Capabilities:
-        return structs.replace(super().promises(model), exact=True)
+    def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
+        return structs.replace(super().promises(model, config), exact=True)
 
     def _load(self) -> ToyRunner:
         return ToyRunner(self.config, self.model)

@@ -34,7 +34,8 @@ ENGINES = ["llamacpp", "torch", "vllm", "sglang", "trtllm"]
 
 
 def promises(engine: str) -> Capabilities:
-    promised = load_plugins().engine(engine).promises(ModelSpec(source="x", mode="exact"))
+    cls = load_plugins().engine(engine)
+    promised = cls.promises(ModelSpec(source="x", mode="exact"), cls.Config())
     assert promised is not None
     return promised
 

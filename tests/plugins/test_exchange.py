@@ -88,7 +88,7 @@ def test_an_engine_that_moves_its_own_kv_is_told(tmp_path: Path) -> None:
         name = "native"
 
         @classmethod
-        def promises(cls, model: ModelSpec) -> Capabilities:
+        def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
             return Capabilities(kv="native")
 
     plugins = load_plugins()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from pdd_runtime.errors import PddError
 from pdd_runtime.graph import load
@@ -130,7 +131,7 @@ class _Native(ScriptedEngine):
     name = "native"
 
     @classmethod
-    def promises(cls, model: ModelSpec) -> Capabilities:
+    def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
         return Capabilities(kv="native")
 
 

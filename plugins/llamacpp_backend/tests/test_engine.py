@@ -24,7 +24,7 @@ def text(n: int, which: int = 0) -> tuple[int, ...]:
 
 async def test_the_exact_mode_is_not_promised_and_refused_with_a_way_out(tiny: Path) -> None:
     spec = ModelSpec(source=str(tiny), mode="exact")
-    promised = LlamaCppEngine.promises(spec)
+    promised = LlamaCppEngine.promises(spec, LlamaCppEngine.Config())
     assert promised is not None
     assert not promised.exact
     with pytest.raises(EngineError, match="exact") as caught:

@@ -47,7 +47,7 @@ class SglangEngine(ServerEngine):
     health = "/ready"
 
     @classmethod
-    def promises(cls, model: ModelSpec) -> Capabilities:
+    def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
         # Penalties and grammars would have to count the output that was made elsewhere, and SGLang takes that for
         # prompt; min_tokens needs the tokenizer that we do without.
         return Capabilities(logprobs=True, logit_bias=True)
@@ -68,7 +68,7 @@ class SglangEngine(ServerEngine):
                     why=f"{name} is {info.get(name)}, not {value}",
                     fix=f"start it with {flag}; `pdd-runtime render engine` prints the whole command line",
                 )
-        return self.promises(self.model)
+        return self.promises(self.model, self.config)
 
     async def generate(
         self, http: HttpClient, id: str, tokens: Sequence[int], max_tokens: int, sampling: Sampling, salt: str

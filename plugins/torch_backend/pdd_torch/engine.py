@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from msgspec import structs
+from pydantic import BaseModel
 
 from pdd_runtime.inprocess import InProcessEngine, Runner
 from pdd_runtime.plugins.engine import Capabilities, ModelSpec
@@ -14,8 +15,8 @@ class TorchEngine(InProcessEngine):
     name: ClassVar[str] = "torch"
 
     @classmethod
-    def promises(cls, model: ModelSpec) -> Capabilities:
-        return structs.replace(super().promises(model), exact=model.mode == "exact")
+    def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
+        return structs.replace(super().promises(model, config), exact=model.mode == "exact")
 
     def _load(self) -> Runner:
         # Importing torch takes seconds, and a process that only lists plugins needs none of it.

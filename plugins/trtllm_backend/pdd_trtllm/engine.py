@@ -31,7 +31,7 @@ class TrtllmEngine(ServerEngine):
     scheduler: ClassVar[bool] = True
 
     @classmethod
-    def promises(cls, model: ModelSpec) -> Capabilities:
+    def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
         # Its other ways to choose tokens forget, or count anew, where an answer goes on in a second request; and its
         # logprobs name tokens by their text, which several may share.
         return Capabilities(logit_bias=True)
@@ -51,7 +51,7 @@ class TrtllmEngine(ServerEngine):
                 why=f"its KV cache connector is known from {oldest} on, and nothing is known of {beyond}",
                 fix=f"pip install 'tensorrt-llm>={oldest},<{beyond}' in the server's environment",
             )
-        return self.promises(self.model)
+        return self.promises(self.model, self.config)
 
     async def generate(
         self, http: HttpClient, id: str, tokens: Sequence[int], max_tokens: int, sampling: Sampling, salt: str

@@ -103,7 +103,7 @@ def test_listing_the_plugin_imports_no_torch_and_no_tensorrt() -> None:
 
 
 def test_no_more_is_promised_than_survives_a_handoff() -> None:
-    promised = TrtllmEngine.promises(SPEC)
+    promised = TrtllmEngine.promises(SPEC, TrtllmConfig())
     assert promised.names == {"fan_out", "logit_bias"}
 
 

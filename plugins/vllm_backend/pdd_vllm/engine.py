@@ -32,7 +32,7 @@ class VllmEngine(ServerEngine):
     scheduler = True
 
     @classmethod
-    def promises(cls, model: ModelSpec) -> Capabilities:
+    def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
         # Penalties and grammars would have to count the output that was made elsewhere, and vLLM takes that for prompt.
         return Capabilities(logprobs=True, logit_bias=True, min_tokens=True)
 
@@ -43,7 +43,7 @@ class VllmEngine(ServerEngine):
         answer = await http.get_json("/version")
         version = str(answer.get("version", "")) if isinstance(answer, dict) else ""
         check_tried("vLLM", version, TRIED, http.url)
-        return self.promises(self.model)
+        return self.promises(self.model, self.config)
 
     async def generate(
         self, http: HttpClient, id: str, tokens: Sequence[int], max_tokens: int, sampling: Sampling, salt: str
