@@ -16,10 +16,10 @@ from pdd_vllm.engine import VllmEngine
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelSpec]:
     """Two servers have it."""
-    testing.interpreter()
+    config = testing.settings()
     directory = tmp_path_factory.mktemp("vllm")
     model = ModelSpec(source=str(write_tiny_model(directory / "tiny")))
-    with testing.servers(model, directory, 2):
+    with testing.servers([config, config], model, directory):
         yield model
 
 

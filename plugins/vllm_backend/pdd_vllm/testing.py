@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
 import httpx
 import pytest
 from pydantic import BaseModel
 
 from pdd_runtime.plugins.engine import ModelSpec
-from pdd_runtime.server import guardian
+from pdd_runtime.server.launch import Launch
 from pdd_runtime.server.process import free_port
-from pdd_runtime.testing.engine_harness import StoreHost
+from pdd_runtime.testing import attached_engine
+from pdd_runtime.testing.running_server import RunningServer
 from pdd_vllm.config import VllmConfig
 from pdd_vllm.engine import VllmEngine
 
@@ -62,81 +59,41 @@ def settings() -> VllmConfig:
     )
 
 
-@contextmanager
-def serving(config: VllmConfig, model: ModelSpec, directory: Path) -> Iterator[VllmConfig]:
-    """A server as an engine of `config` starts it, until the end; the settings of an engine that attaches to it."""
-    port, socket = free_port(), directory / "agent"
-    launch = VllmEngine(config, model).launch(Path(model.source), port, str(socket))
-    launch.write_files(directory)
-    shared = config.model_dump(include={"block_size", "batch_limit", "kv_memory", "start_timeout"})
-    attached = VllmConfig(url=f"http://127.0.0.1:{port}", socket=socket).model_copy(update=shared)
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, *launch.argv],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=directory,
-            env=launch.environment(os.environ),
-            start_new_session=True,
-        )
-        try:
-            asyncio.run(_first(VllmEngine(attached, model), process))
-            yield attached
-        except _Ended as ended:
-            raise RuntimeError(f"vLLM {ended}:\n{(directory / 'log').read_text()[-4000:]}") from None
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait()
+class AttachedEngine(attached_engine.AttachedEngine, VllmEngine):
+    """An engine at one of the servers that are free, its cache empty."""
 
-
-class _Ended(Exception):
-    """The server did, before it was ready."""
-
-
-async def _first(engine: VllmEngine, process: subprocess.Popen[bytes]) -> None:
-    """Return when a first worker has come and gone. A connector waits a minute for it, and no longer."""
-    starting = asyncio.ensure_future(engine.start(StoreHost()))
-    while not starting.done():
-        await asyncio.wait({starting}, timeout=0.5)
-        if process.poll() is not None:
-            starting.cancel()
-            raise _Ended(f"ended with status {process.returncode}")
-    await starting
-    await engine.close()
-
-
-class AttachedEngine(VllmEngine):
-    """An engine at one of the servers that are free, its caches empty: another instance has another server."""
-
-    free: ClassVar[list[VllmConfig]] = []
+    config: VllmConfig
 
     def __init__(self, config: BaseModel, model: ModelSpec) -> None:
-        super().__init__(config, model)
-        wanted = self.config
-        if wanted.block_size != BLOCK:
+        assert isinstance(config, VllmConfig)
+        if config.block_size != BLOCK:
             pytest.skip(f"vLLM on a CPU has pages of {BLOCK} tokens, or of more")
-        self._server: VllmConfig | None = self.free.pop()
-        self.config = self._server.model_copy(update={"kv_memory": wanted.kv_memory})
-        httpx.post(f"{self.config.url}/reset_prefix_cache", timeout=_RESET).raise_for_status()
+        super().__init__(config, model)
 
-    async def close(self) -> None:
-        await super().close()
-        server, self._server = self._server, None
-        if server is not None:
-            self.free.append(server)
+    @classmethod
+    def forget(cls, url: str) -> None:
+        httpx.post(f"{url}/reset_prefix_cache", timeout=_RESET).raise_for_status()
 
 
 @contextmanager
-def servers(model: ModelSpec, directory: Path, n: int) -> Iterator[None]:
-    """So many servers for `AttachedEngine`."""
-    with ExitStack() as stack:
-        for number in range(n):
-            place = directory / f"server-{number}"
-            place.mkdir()
-            AttachedEngine.free.append(stack.enter_context(serving(settings(), model, place)))
-        try:
-            yield
-        finally:
-            AttachedEngine.free.clear()
+def servers(configs: Sequence[VllmConfig], model: ModelSpec, directory: Path) -> Iterator[list[VllmConfig]]:
+    """Yields the settings of engines that attach to them; `AttachedEngine` takes these."""
+    with attached_engine.servers(VllmEngine, AttachedEngine, configs, model, directory) as attached:
+        yield attached
+
+
+@contextmanager
+def plain(model: Path, directory: Path) -> Iterator[str]:
+    """A server that knows nothing of us; its address."""
+    port = free_port()
+    argv = (
+        *(str(interpreter()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+        *("--dtype", "float32", "--block-size", str(BLOCK), "--port", str(port), "--host", "127.0.0.1"),
+        *("--kv-cache-memory-bytes", str(64 << 20), "--enforce-eager", "--generation-config", "vllm"),
+    )
+    env = {**CPU, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    url = f"http://127.0.0.1:{port}"
+    with RunningServer(Launch(argv, env), directory) as server:
+        server.until_well(f"{url}/health", settings().start_timeout)
+        yield url

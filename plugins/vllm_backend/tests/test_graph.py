@@ -21,7 +21,7 @@ from pdd_runtime.plugins.engine import Sampling
 from pdd_runtime.testing.tiny_model import write_tiny_model
 from tests.waiting import until
 
-from .vllm_graph import PATIENCE, VllmStack, complete, plain
+from .vllm_graph import PATIENCE, VllmStack, complete
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with plain(model, tmp_path_factory.mktemp("plain")) as url:
+    with testing.plain(model, tmp_path_factory.mktemp("plain")) as url:
         yield url
 
 

@@ -1,15 +1,13 @@
-"""Three vLLM servers under one graph, brought up by the command line, and a plain one beside them."""
+"""Three vLLM servers under one graph, brought up by the command line, and what a plain one answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,42 +92,6 @@ def _place(pid: int) -> str:
         return str(Path(f"/proc/{pid}/cwd").readlink()).removesuffix(" (deleted)")
     except OSError:
         return ""
-
-
-@contextmanager
-def plain(model: Path, directory: Path) -> Iterator[str]:
-    """A vLLM server that knows nothing of us; its address."""
-    port = free_port()
-    argv = [
-        *(str(testing.interpreter()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
-        *("--dtype", "float32", "--block-size", str(testing.BLOCK), "--port", str(port), "--host", "127.0.0.1"),
-        *("--kv-cache-memory-bytes", str(64 << 20), "--enforce-eager", "--generation-config", "vllm"),
-    ]
-    env = {**os.environ, **testing.CPU, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    with (directory / "plain.log").open("wb") as log:
-        process = subprocess.Popen(
-            argv, cwd=directory, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            _wait_for(process, f"http://127.0.0.1:{port}", directory / "plain.log")
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            process.wait(60)
-
-
-def _wait_for(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = now() + START
-    while True:
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=10.0).status_code == 200:
-                return
-        assert process.poll() is None, log.read_text()[-4000:]
-        assert now() < deadline, log.read_text()[-4000:]
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(0.5)
 
 
 def complete(url: str, tokens: tuple[int, ...], n: int) -> list[int]:

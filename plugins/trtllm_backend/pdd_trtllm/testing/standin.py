@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,15 +10,13 @@ from pathlib import Path
 import yaml
 
 from pdd_runtime.plugins.engine import ModelSpec
-from pdd_runtime.server import guardian
 from pdd_runtime.server.process import free_port
+from pdd_runtime.testing.running_server import RunningServer
 from pdd_trtllm.config import TrtllmConfig
 from pdd_trtllm.launch import FILE, launch
 
 SITE = Path(__file__).parent / "site"
 """Has a `tensorrt_llm` that is the stand-in."""
-_PATIENCE = 120.0
-"""Seconds until it listens: it imports torch."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -43,36 +35,5 @@ def running(config: TrtllmConfig, model: ModelSpec, directory: Path, socket: Pat
         file = yaml.safe_load(found.files[FILE])
         del file["kv_connector_config"]
         found = replace(found, files={FILE: yaml.safe_dump(file)})
-    found.write_files(directory)
-    with (directory / "log").open("w") as log:
-        # Ends it when this process does, whatever ends that.
-        process = subprocess.Popen(
-            (sys.executable, "-I", "-S", guardian.__file__, *found.argv),
-            cwd=directory,
-            env=found.environment(os.environ),
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.communicate()
-
-
-def listens(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def await_listening(url: str) -> None:
-    """Raises `TimeoutError`."""
-    deadline = time.monotonic() + _PATIENCE
-    while not listens(url):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing listens at {url}")
-        time.sleep(0.1)
+    with RunningServer(found, directory):
+        yield f"http://127.0.0.1:{port}"
