@@ -58,6 +58,7 @@ def starts(loaded: LoadedGraph, plugins: PluginManager, pool: str) -> list[Start
     cls = plugins.engine(reference.plugin)
     config = plugins.configure(cls, reference.config, f"spec.pools.{pool}.engine.config")
     engine = cls(config, ModelSpec(**loaded.graph.model_of(pool).model_dump()))
+    engine.role = pools[pool].role
     return [_start(loaded, pool, index, engine) for index in range(pools[pool].replicas)]
 
 

@@ -10,6 +10,7 @@ import msgspec
 from pydantic import BaseModel
 
 from pdd_runtime.errors import EngineError
+from pdd_runtime.graph import Role
 from pdd_runtime.kv import BlockStore, CachedNames, KvLayout
 
 OFFER_LIMIT = 64 * 1024
@@ -163,6 +164,8 @@ class Extended(msgspec.Struct, frozen=True, tag="extended"):
     cached: int
     computed: int
     passes: int
+    received: int = 0
+    """How many of the cached ones came by the request's offer."""
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
@@ -282,7 +285,10 @@ class Engine(ABC):
     name: ClassVar[str]
     Config: ClassVar[type[BaseModel]]
     """Where it has a field `kv_memory`, that is the bytes that its blocks may take, for `doctor`. Where it has `url` or
-    `socket`, and it is set, that belongs to one worker alone."""
+    `socket`, and it is set, that belongs to one worker alone. Where it has `data_plane`, engines with native KV
+    exchange it only where that is the same."""
+    role: Role = "aggregated"
+    """Its pool's, for an engine that is another thing in another role. Whoever makes it sets this, before all else."""
 
     def __init__(self, config: BaseModel, model: ModelSpec) -> None:
         self.config, self.model = config, model

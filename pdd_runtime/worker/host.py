@@ -146,7 +146,9 @@ class Worker:
         cls = plugins.engine(self._pool.engine.plugin)
         where = f"spec.pools.{self.key.pool}.engine.config"
         config = plugins.configure(cls, self._pool.engine.config, where=where)
-        return cls(config, ModelSpec(**self.graph.model_of(self.key.pool).model_dump()))
+        engine: Engine = cls(config, ModelSpec(**self.graph.model_of(self.key.pool).model_dump()))
+        engine.role = self._pool.role
+        return engine
 
     def _make_discovery(self, plugins: PluginManager) -> Discovery:
         ref = self.graph.spec.discovery
