@@ -1,4 +1,4 @@
-"""An engine that is a server of its own: requests go to it over HTTP as token IDs, KV through shared memory."""
+"""An engine that is a server of its own: requests go to it over HTTP as token IDs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from msgspec import structs
 from pydantic import BaseModel
@@ -32,23 +32,31 @@ from pdd_runtime.plugins.engine import (
     Extended,
     Load,
     ModelSpec,
+    Offer,
+    OfferRequest,
     PrefillEvent,
     PrefillRequest,
+    Received,
+    ReceiveRequest,
     Sampling,
     Stopped,
     TokenizerFiles,
+    Tokens,
 )
-from pdd_runtime.server.blocks import Blocks
-from pdd_runtime.server.bridge import Bridge, Geometry
 from pdd_runtime.server.config import ServerConfig
 from pdd_runtime.server.geometry import Model, read_geometry, read_model
 from pdd_runtime.server.http import HttpClient
 from pdd_runtime.server.launch import Launch
 from pdd_runtime.server.metrics import Metrics, scrape
+from pdd_runtime.server.native import NativePlane
+from pdd_runtime.server.plane import DataPlane, Readings
 from pdd_runtime.server.process import ServerProcess, free_port
 from pdd_runtime.server.readiness import wait_ready
-from pdd_runtime.server.request import Event, Piece, Served
+from pdd_runtime.server.request import Event, Piece, Running, ServerRequest
+from pdd_runtime.server.shared import SharedPlane
 from pdd_runtime.waiting import over
+
+__all__ = ["Readings", "ServerEngine"]
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +67,12 @@ MISSED = 10
 PROBE = "probe"
 
 
-class Readings(NamedTuple):
-    """What a server says of itself in its metrics."""
-
-    running: int
-    waiting: int
-
-
 class ServerEngine(Engine):
     """Starts a stock server, or attaches to one, and drives it. A subclass says what is run (`launch`), what the server
     can do (`inspect`), and how a stream of tokens is asked for (`generate`).
 
-    KV reaches the worker's store, and comes from there, by the package `pdd_connector` in the server. The store is the
-    truth about what is cached here: a server's own cache only saves copies.
+    What its KV goes by is its data plane (`plane`): shared memory, with the package `pdd_connector` in the server, or
+    the server's own transfer. All else is the same for both, and here.
     """
 
     Config: ClassVar[type[BaseModel]] = ServerConfig
@@ -84,7 +85,8 @@ class ServerEngine(Engine):
     def __init__(self, config: BaseModel, model: ModelSpec) -> None:
         super().__init__(config, model)
         self._exits = AsyncExitStack()
-        self._served: dict[Served, asyncio.Task[None]] = {}
+        self._plane = self.plane()
+        self._served: dict[Running, asyncio.Task[None]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._watch: asyncio.Task[None] | None = None
@@ -103,9 +105,15 @@ class ServerEngine(Engine):
         path = cls._directory(found)
         return read_geometry(path, dtype=model.dtype, block_size=config.block_size, tp=config.tp)
 
+    def plane(self) -> DataPlane:
+        """What its KV goes by; a `NativePlane` where its configuration says so, and `promises` as well. Called once, at
+        the end of `__init__` of this class."""
+        return SharedPlane(self.name, self.config, scheduler=self.scheduler)
+
     @abstractmethod
     def launch(self, model: Path, port: int, socket: str) -> Launch:
-        """The server for the model in that directory, on 127.0.0.1:`port`, whose connector dials `socket`. Pure."""
+        """The server for the model in that directory, on 127.0.0.1:`port`. `socket`: the path where its connector dials
+        the worker or, over a native plane, where it may listen for it. Pure."""
 
     @abstractmethod
     async def inspect(self, http: HttpClient) -> Capabilities:
@@ -145,10 +153,10 @@ class ServerEngine(Engine):
         return self._info
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
-        served = self._serve(request, len(request.tokens) + 1, announces=True)
+        served = self._serve(request, len(request.tokens) + 1)
         async with self._serving(served, served.prefill):
             while not isinstance(event := await served.next(), Stopped):
-                if not isinstance(event, Extended):
+                if isinstance(event, BlocksReady | Tokens):
                     yield event
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent, None]:
@@ -160,22 +168,38 @@ class ServerEngine(Engine):
             while not isinstance(event, Stopped) or request.hold:
                 # After the stop of a held request this waits until the stream is closed, and raises what ends it.
                 event = await served.next()
-                if not isinstance(event, BlocksReady):
+                if isinstance(event, Extended | Tokens | Stopped):
                     yield event
+
+    async def offer(self, request: OfferRequest) -> AsyncGenerator[Offer, None]:
+        plane = self._native(request)
+        served = plane.offer(request)
+        async with self._serving(served, served.run):
+            while not isinstance(event := await served.next(), Stopped):
+                assert isinstance(event, Offer)
+                yield event
+
+    async def receive(self, request: ReceiveRequest) -> AsyncGenerator[Received, None]:
+        plane = self._native(request)
+        served = plane.receive(request)
+        async with self._serving(served, served.run):
+            while True:
+                event = await served.next()
+                assert isinstance(event, Received)
+                yield event
 
     async def seal(self, request_id: str, tokens: int) -> None:
         for served in self._named(request_id):
-            if not served.announces:  # a prefill makes its one token in any case
-                served.seal(tokens)
+            served.seal(tokens)
 
     async def cancel(self, request_id: str) -> None:
         self._end(self._named(request_id), Cancelled("the request was cancelled", where=f"request {request_id}"))
 
     async def cached(self, tokens: Sequence[int], salt: str = "") -> int:
-        return self._store.cached(self._root(salt), tokens)
+        return self._plane.cached(self._root(salt), tokens)
 
     async def load(self) -> Load:
-        stats = self._store.stats
+        stats = self._plane.blocks(self._readings)
         # A reading is of a moment ago, and a server that was told to abort may take a while.
         readings = self._readings if self._served else Readings(0, 0)
         return Load(
@@ -212,18 +236,20 @@ class ServerEngine(Engine):
         # Whole: the server runs in a directory of its own.
         self._path = self._directory(found).resolve()
         self._model = model = await asyncio.to_thread(self._read_model)
-        blocks = max(1, config.kv_memory // model.layout.block_bytes)
-        self._store = host.open_store(model.layout, blocks, shared=True)
-        await self._connect()
-        capabilities = await self._bring_up()
+        # A directory of our own, for sockets and what the server is given.
+        place = Path(tempfile.mkdtemp(prefix="pdd-"))
+        self._exits.callback(shutil.rmtree, place, ignore_errors=True)
+        self._exits.push_async_callback(self._plane.close)
+        await self._plane.open(host, model, place)
+        capabilities = await self._bring_up(place)
         self._watch = asyncio.create_task(self._look_after(host), name=f"watching {self.name}")
         self._exits.push_async_callback(self._stop_watching)
-        log.info("%s serves: %s, %d tokens in its own cache", self._bridge.engine, found.name, self._bridge.capacity)
+        log.info("serves %s: %s", found.name, self._plane.told)
         return EngineInfo(
             model=found.name,
             fingerprint=model.fingerprint,
             layout=model.layout,
-            capacity_blocks=blocks,
+            capacity_blocks=self._plane.blocks(self._readings).total,
             context_length=model.context,
             batch_limit=config.batch_limit,
             capabilities=capabilities,
@@ -247,27 +273,15 @@ class ServerEngine(Engine):
             model = structs.replace(model, context=min(model.context, self.config.context_length))
         return model
 
-    async def _connect(self) -> None:
-        """Listen for the connector; a directory of our own, for the socket and what the server is given."""
-        directory = Path(tempfile.mkdtemp(prefix="pdd-"))
-        self._place = directory
-        self._exits.callback(shutil.rmtree, directory, ignore_errors=True)
-        layout = self._model.layout
-        geometry = Geometry(layout.layers, layout.kv_heads, layout.head_dim, layout.dtype, layout.block_size)
-        path = self.config.socket or directory / "agent"
-        self._bridge = Bridge(self._store, path, expects=geometry, ranks=self.config.tp, scheduler=self.scheduler)
-        await self._bridge.start()
-        self._exits.push_async_callback(self._bridge.close)
-
-    async def _bring_up(self) -> Capabilities:
-        """A server that has made a token, with its connector. Raises `EngineError` with what the server said last."""
+    async def _bring_up(self, place: Path) -> Capabilities:
+        """A server that has made a token, with its data plane. Raises `EngineError` with what the server said last."""
         config = self.config
         self._process: ServerProcess | None = None
         url = config.url
         if url is None:
             port = config.port or free_port()
-            launch = self.launch(self._path, port, str(self._bridge.path))
-            directory = self._place / "server"
+            launch = self.launch(self._path, port, str(self._plane.socket))
+            directory = place / "server"
             directory.mkdir(mode=0o700)
             self._process = ServerProcess(self.name, directory)
             self._exits.push_async_callback(self._process.stop)
@@ -277,27 +291,22 @@ class ServerEngine(Engine):
         self._exits.push_async_callback(self._http.close)
         deadline = now() + config.start_timeout
         await wait_ready(self._http, self._process, self.health, self._probe, timeout=config.start_timeout)
-        try:
-            async with asyncio.timeout(max(1.0, deadline - now())):
-                await self._bridge.ready()
-        except TimeoutError:
-            raise EngineError(
-                f"{self.name} makes tokens, but no connector has come from it",
-                where=str(self._bridge.path),
-                fix="install pdd-connector into the server's environment, and start the server with the flags that "
-                "`pdd-runtime render engine` prints",
-            ) from None
+        await self._plane.meet(self._http, self._look, max(1.0, deadline - now()))
         return await self.inspect(self._http)
 
+    async def _look(self) -> Readings:
+        self._readings = await self.look(self._http)
+        return self._readings
+
     async def _probe(self) -> None:
-        """A real token, outside the connector's business."""
+        """A real token, outside the data plane's business."""
         async with aclosing(self.generate(self._http, PROBE, (1, 2), 1, Sampling(temperature=0), "")) as pieces:
             async for _ in pieces:
                 pass
 
     async def _look_after(self, host: EngineHost) -> None:
         """Until the server is dead; then nothing is served any more."""
-        ended: list[asyncio.Future[EngineError]] = [self._bridge.broken]
+        ended: list[asyncio.Future[EngineError]] = [] if self._plane.broken is None else [self._plane.broken]
         if self._process is not None:
             ended.append(self._process.ended)
         pulse = asyncio.create_task(self._pulse(), name=f"pulse of {self.name}")
@@ -316,7 +325,7 @@ class ServerEngine(Engine):
         while True:
             try:
                 async with asyncio.timeout(PULSE * MISSED):
-                    self._readings = await self.look(self._http)
+                    await self._look()
                 missed = 0
             except (PddError, TimeoutError) as error:
                 missed += 1
@@ -330,40 +339,41 @@ class ServerEngine(Engine):
         with suppress(asyncio.CancelledError):
             await self._watch
 
-    def _serve(self, request: PrefillRequest | DecodeRequest, end: int, *, announces: bool = False) -> Served:
+    def _serve(self, request: PrefillRequest | DecodeRequest, end: int) -> ServerRequest:
         """Raises `EngineError` when none are taken, `RequestError` and `CapacityError` when this one never can be."""
+        self._admit(request)
+        most = max(1, end - len(request.tokens))
+        # To a server, what was made elsewhere is prompt.
+        made = len(request.tokens) - request.prompt_tokens if isinstance(request, DecodeRequest) else 0
+        sampling = structs.replace(request.sampling, min_tokens=max(0, request.sampling.min_tokens - made))
+        request = structs.replace(request, sampling=sampling)
+
+        def generate(id: str) -> AsyncGenerator[Piece, None]:
+            return self.generate(self._http, id, request.tokens, most, sampling, request.salt)
+
+        return self._plane.request(request, self._root(request.salt), most, generate)
+
+    def _native(self, request: OfferRequest | ReceiveRequest) -> NativePlane:
+        """Raises `EngineError` where the plane is none, and as `_serve`."""
+        if not isinstance(self._plane, NativePlane):
+            raise EngineError(f"engine {self.name} has portable KV; the agent moves its blocks")
+        self._admit(PrefillRequest(id=request.id, tokens=request.tokens, sampling=request.sampling, salt=request.salt))
+        return self._plane
+
+    def _admit(self, request: PrefillRequest | DecodeRequest) -> None:
         if self._refusal is not None:
             raise self._refusal
         assert self._info is not None
-        where, tokens, sampling = f"request {request.id}", request.tokens, request.sampling
-        needed = -(-len(tokens) // self._store.layout.block_size)
-        check_request(
-            request, vocab=self._model.vocab, context=self._model.context, needed=needed, blocks=self._store.blocks
-        )
-        if lacking := set(sampling.needs) - self._info.capabilities.names:
-            raise RequestError(f"the engine cannot do this: {', '.join(sorted(lacking))}", where=where)
-        if not self._bridge.connected:
-            raise EngineError(f"{self.name} has lost its connector", where=where, fix="see the server's log")
-        most = max(1, end - len(tokens))
-        # To a server, what was made elsewhere is prompt.
-        made = len(tokens) - request.prompt_tokens if isinstance(request, DecodeRequest) else 0
-        sampling = structs.replace(sampling, min_tokens=max(0, sampling.min_tokens - made))
-
-        def generate(id: str) -> AsyncGenerator[Piece, None]:
-            return self.generate(self._http, id, tokens, most, sampling, request.salt)
-
-        return Served(
-            request.id,
-            Blocks(self._store, self._root(request.salt), tokens),
-            self._bridge,
-            generate,
-            salt=request.salt,
-            stop_token_ids=sampling.stop_token_ids,
-            announces=announces,
-        )
+        needed = -(-len(request.tokens) // self._model.layout.block_size)
+        blocks = self._plane.blocks(self._readings).total
+        check_request(request, vocab=self._model.vocab, context=self._model.context, needed=needed, blocks=blocks)
+        if lacking := set(request.sampling.needs) - self._info.capabilities.names:
+            raise RequestError(
+                f"the engine cannot do this: {', '.join(sorted(lacking))}", where=f"request {request.id}"
+            )
 
     @asynccontextmanager
-    async def _serving(self, served: Served, run: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
+    async def _serving(self, served: Running, run: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
         """The request runs; at the end, whatever ends it, all it held is free."""
         task = self._served[served] = asyncio.create_task(self._run(served, run), name=f"{self.name} {served.id}")
         self._idle.clear()
@@ -376,7 +386,7 @@ class ServerEngine(Engine):
             finally:
                 self._release(served)  # one that was cancelled before it ran has not done so itself
 
-    async def _run(self, served: Served, run: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, served: Running, run: Callable[[], Awaitable[None]]) -> None:
         try:
             await run()
         except PddError as error:
@@ -388,19 +398,19 @@ class ServerEngine(Engine):
         finally:
             self._release(served)
 
-    def _release(self, served: Served) -> None:
+    def _release(self, served: Running) -> None:
         """Idempotent."""
-        served.blocks.release()
+        served.release()
         self._served.pop(served, None)
         if not self._served:
             self._idle.set()
 
-    def _end(self, served: Iterable[Served], error: PddError) -> None:
+    def _end(self, served: Iterable[Running], error: PddError) -> None:
         for one in tuple(served):
             one.fail(error)
             self._served[one].cancel()
 
-    def _named(self, request_id: str) -> list[Served]:
+    def _named(self, request_id: str) -> list[Running]:
         return [served for served in self._served if served.id == request_id]
 
     def _root(self, salt: str) -> bytes:

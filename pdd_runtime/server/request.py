@@ -1,33 +1,18 @@
-"""One request at a server, from its blocks to its last event."""
+"""One request at a server, whatever its data plane: what it streams becomes events."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from contextlib import aclosing
 from typing import Literal, NamedTuple
 
-from pdd_runtime.errors import CapacityError, EngineError, PddError
+from pdd_runtime.errors import EngineError, PddError
 from pdd_runtime.ids import new_id
-from pdd_runtime.plugins.engine import BlocksReady, Extended, Stopped, Token, Tokens
-from pdd_runtime.server.blocks import Blocks
-from pdd_runtime.server.bridge import Announced, Bridge, Notice
+from pdd_runtime.plugins.engine import BlocksReady, Extended, Offer, Received, Stopped, Token, Tokens
 
-log = logging.getLogger(__name__)
-
-PUBLISHING_TIME = 30.0
-"""Seconds in which the server's connector must have copied what the server has computed."""
-WORD_TIME = 2.0
-"""Seconds in which a connector's word about a request arrives that was said before its first token was made."""
-AHEAD = 4
-"""Blocks that a decode has before they are needed: a server may publish all its output at once, when it ends."""
-ROOM_POLL = 0.05
-"""Seconds after which a prefill that waits for blocks looks again: others may release some without telling us."""
-
-Event = BlocksReady | Extended | Tokens | Stopped
-
-
+Event = BlocksReady | Extended | Tokens | Stopped | Offer | Received
 Reason = Literal["length", "stop", "sealed"]
 
 
@@ -39,43 +24,17 @@ class Found(NamedTuple):
 
 Piece = tuple[Token, ...] | Found
 Generate = Callable[[str], AsyncGenerator[Piece, None]]
-"""Id of the transfer → new tokens as the server streams them, in order of position; its close aborts."""
+"""Id of the request at the server → new tokens as the server streams them, in order of position; its close aborts."""
 
 
-class Served:
-    """Its events come from `next`, while `run` is under way."""
+class Running:
+    """Its events come from `next`, while a task of the engine's says them."""
 
-    def __init__(
-        self,
-        id: str,
-        blocks: Blocks,
-        bridge: Bridge,
-        generate: Generate,
-        *,
-        salt: str = "",
-        stop_token_ids: tuple[int, ...] = (),
-        announces: bool = False,
-    ) -> None:
-        """`announces`: tell of blocks as they are published."""
-        self.id, self.blocks, self.salt = id, blocks, salt
-        self.announces = announces
-        self._bridge, self._generate, self._stops = bridge, generate, frozenset(stop_token_ids)
+    def __init__(self, id: str) -> None:
+        self.id = id
         self.transfer = new_id("kv")
-        """Its name at the server and its connector: two requests may have one id."""
-        self.known = len(blocks.tokens)
-        """Tokens that were known at the beginning."""
+        """Its name at the server: two requests may have one id."""
         self._events: asyncio.Queue[Event | PddError] = asyncio.Queue()
-        self._seal_at: int | None = None
-        self._sealed = asyncio.Event()
-        self._found: int | None = None
-        self._planned: Notice | None = None
-        self._loaded: int | None = None
-        self._written = blocks.cached
-        self._finished: int | None = None
-        self._noticed = asyncio.Event()
-        self._ready = 0
-        self._told = 0
-        """Known tokens that the connector was told."""
 
     async def next(self) -> Event:
         """The next event. Raises why the request failed."""
@@ -85,93 +44,90 @@ class Served:
             raise event
         return event
 
+    def say(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
     def fail(self, error: PddError) -> None:
         """`next` raises it, behind what it has to give before."""
         self._events.put_nowait(error)
 
     def seal(self, tokens: int) -> None:
-        """Stop when the sequence has so many."""
+        """Stop a decode when its sequence has so many."""
+
+    def release(self) -> None:
+        """Give back all that it holds. Idempotent."""
+
+
+class ServerRequest(Running, ABC):
+    """Tokens asked of the server. A subclass is a data plane's."""
+
+    def __init__(
+        self,
+        id: str,
+        tokens: list[int],
+        generate: Generate,
+        *,
+        stop_token_ids: tuple[int, ...] = (),
+        sealable: bool = True,
+    ) -> None:
+        super().__init__(id)
+        self.tokens, self.sealable = tokens, sealable
+        """`tokens`: all that are known, more as they come."""
+        self.known = len(tokens)
+        """Tokens that were known at the beginning."""
+        self.found: int | None = None
+        """What the server has said that it had of them."""
+        self._generate, self._stops = generate, frozenset(stop_token_ids)
+        self._seal_at: int | None = None
+        self._sealed = asyncio.Event()
+
+    def seal(self, tokens: int) -> None:
+        if not self.sealable:
+            return  # a prefill makes its one token in any case
         self._seal_at = tokens
-        if len(self.blocks.tokens) >= tokens:
+        if len(self.tokens) >= tokens:
             self._sealed.set()
 
+    @abstractmethod
     async def prefill(self) -> None:
-        """Publish the whole prompt, then its first token."""
-        blocks, first = self.blocks, None
-        await self._make_room()
-        if blocks.cached:
-            self._say_ready()
-        async with self._announced():
-            async with aclosing(self._tokens()) as tokens:
-                async for token in tokens:
-                    first = first or token
-            if first is None:
-                raise EngineError("the server made no token", where=f"request {self.id}")
-            if not await self._heard(lambda: self._written >= self.known, PUBLISHING_TIME):
-                raise EngineError(
-                    "the server made a token, but its connector did not publish the KV",
-                    where=f"request {self.id}",
-                    why=f"of {self.known} tokens {self._written} came in {PUBLISHING_TIME:g} s",
-                    fix="see the server's log",
-                )
-        blocks.commit_tail(self.known)
-        self._say_ready()
-        self._events.put_nowait(Tokens((first,)))
-        self._events.put_nowait(Stopped("length", self.known + 1))
+        """`BlocksReady`, `Tokens` with the first token, `Stopped`."""
 
+    @abstractmethod
     async def decode(self, max_tokens: int, *, hold: bool) -> None:
-        """Extend, then at most `max_tokens` tokens; with `hold` until cancelled."""
-        if max_tokens == 0 and self.blocks.cached == self.known:
-            self._events.put_nowait(Extended(self.known, 0, 0))
-            self._events.put_nowait(Stopped("length", self.known))
-        else:
-            self._open()
-            self.blocks.grow(self.known + min(max_tokens, AHEAD * self.blocks.size))
-            reason = await self._decode(max_tokens, hold=hold)
-            self._events.put_nowait(Stopped(reason, len(self.blocks.tokens)))
-        if hold:
-            await asyncio.Event().wait()
+        """`Extended`, at most `max_tokens` tokens, `Stopped`; with `hold` until cancelled."""
 
-    async def _decode(self, max_tokens: int, *, hold: bool) -> Reason:
-        async with self._announced():
-            reason = await self._follow(max_tokens)
-            if reason != "sealed" or hold:
-                # The server has said the last token; its connector has the tail still to copy.
-                self._tell()
-                if self.blocks.open and not await self._heard(self._all_published, PUBLISHING_TIME):
-                    log.warning("request %s: the connector did not say how far it has published", self.id)
-        self.blocks.commit_tail(max(self._finished or 0, self._written))
-        return reason
+    @abstractmethod
+    async def extended(self) -> Extended:
+        """How the known tokens' KV came to be there. Called once, with the first token at hand."""
 
-    def _all_published(self) -> bool:
-        """The connector has said that no more comes, or that all is there: the last token's KV was never computed."""
-        return self._finished is not None or self._written >= len(self.blocks.tokens) - 1
+    def grew(self) -> None:
+        """A token more is known."""
 
-    async def _follow(self, max_tokens: int) -> Reason:
-        """Pass tokens on until there are enough."""
+    async def follow(self, max_tokens: int) -> Reason:
+        """Say what comes until there is enough. Where `max_tokens` is 0, the one token that is made is dropped."""
         extended = False
-        async with aclosing(self._tokens()) as tokens:
+        async with aclosing(self.stream()) as tokens:
             async for token in tokens:
                 if not extended:
-                    self._events.put_nowait(await self._extended())
+                    self.say(await self.extended())
                     extended = True
                 if max_tokens == 0:
                     continue
-                self.blocks.tokens.append(token.id)
-                self._events.put_nowait(Tokens((token,)))
-                self._grow()
+                self.tokens.append(token.id)
+                self.say(Tokens((token,)))
+                self.grew()
                 if token.id in self._stops:
                     return "stop"
-                if self._seal_at is not None and len(self.blocks.tokens) >= self._seal_at:
+                if self._seal_at is not None and len(self.tokens) >= self._seal_at:
                     return "sealed"
         if self._sealed.is_set():
             return "sealed"
         if not extended:
-            raise EngineError("the server made no token", where=f"request {self.id}")
+            raise self.silent()
         return "length"
 
-    async def _tokens(self) -> AsyncGenerator[Token, None]:
-        """Of the server's stream, to its end or until the request is sealed."""
+    async def stream(self) -> AsyncGenerator[Token, None]:
+        """Of the server, to its end or until the request is sealed."""
         sealed = asyncio.ensure_future(self._sealed.wait())
         async with aclosing(self._generate(self.transfer)) as pieces:
             try:
@@ -187,92 +143,12 @@ class Served:
                     if piece is None:
                         return
                     if isinstance(piece, Found):
-                        self._found = piece.tokens
+                        self.found = piece.tokens
                         continue
                     for token in piece:
                         yield token
             finally:
                 sealed.cancel()
 
-    async def _extended(self) -> Extended:
-        """What the server found and what it computed; where neither it nor its connector says so, it found nothing."""
-        if self._found is not None:
-            found = min(self._found, self.known)
-            return Extended(found, self.known - found, 1)
-        await self._heard(lambda: self._planned is not None, WORD_TIME)
-        if self._planned is None:
-            return Extended(0, self.known, 1)
-        loaded = self._planned.tokens
-        if loaded:
-            await self._heard(lambda: self._loaded is not None, WORD_TIME)
-            loaded = min(loaded, self._loaded or 0)
-        cached = min(self._planned.local + loaded, self.known)
-        return Extended(cached, self.known - cached, 1)
-
-    async def _make_room(self) -> None:
-        if self.blocks.cached == self.known:
-            self.blocks.offer_only()
-            return
-        while not self.blocks.open:
-            try:
-                self.blocks.open_for(self.known)
-            except CapacityError:
-                await asyncio.sleep(ROOM_POLL)
-
-    def _open(self) -> None:
-        """A decode does not wait for blocks to publish into: its tokens are what is asked for."""
-        try:
-            self.blocks.open_for(self.known + 1)
-        except CapacityError:
-            self.blocks.offer_only()
-
-    def _announced(self) -> AbstractAsyncContextManager[None]:
-        blocks = self.blocks
-        self._told = self.known
-        offered = min(blocks.cached, self.known - 1)
-        tokens, numbers = tuple(blocks.tokens), tuple(blocks.numbers)
-        announced = Announced(self.transfer, tokens, offered, blocks.first, numbers, self.salt)
-        return self._bridge.announce(announced, self._notice)
-
-    def _grow(self) -> None:
-        """Blocks ahead of the server, which is some steps ahead of what is known here."""
-        length, size = len(self.blocks.tokens), self.blocks.size
-        if length + AHEAD // 2 * size > self.blocks.published and (added := self.blocks.grow(length + AHEAD * size)):
-            self._tell(added)
-
-    def _tell(self, added: tuple[int, ...] = ()) -> None:
-        ids = tuple(self.blocks.tokens[self._told :])
-        self._told += len(ids)
-        self._bridge.add(self.transfer, added, ids)
-
-    def _notice(self, notice: Notice) -> None:
-        match notice.kind:
-            case "planned":
-                self._planned = notice
-            case "loaded":
-                self._loaded = notice.tokens
-            case "written":
-                self._written = max(self._written, notice.tokens)
-                self.blocks.commit(self._written)
-                self._say_ready()
-            case "finished":
-                self._finished = notice.tokens
-        self._noticed.set()
-
-    def _say_ready(self) -> None:
-        """Of a prompt, as far as its blocks are committed."""
-        if not self.announces:
-            return
-        ready = self.blocks.committed
-        if ready > self._ready:
-            self._ready = ready
-            self._events.put_nowait(BlocksReady(ready, self.blocks.cached))
-
-    async def _heard(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Whether the connector says so within the time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not condition():
-                    self._noticed.clear()
-                    await self._noticed.wait()
-        return condition()
+    def silent(self) -> EngineError:
+        return EngineError("the server made no token", where=f"request {self.id}")
