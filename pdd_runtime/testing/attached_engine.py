@@ -33,10 +33,9 @@ class AttachedEngine(ServerEngine):
 
     def __init__(self, config: BaseModel, model: ModelSpec) -> None:
         """Raises `IndexError` when no server is free."""
-        super().__init__(config, model)
-        own = self.config
-        server = self.free[-1]
-        self.config = server.model_copy(update={"kv_memory": own.kv_memory, "block_size": own.block_size})
+        assert isinstance(config, ServerConfig)
+        own = {"kv_memory": config.kv_memory, "block_size": config.block_size}
+        super().__init__(self.free[-1].model_copy(update=own), model)
         assert self.config.url is not None
         self.forget(self.config.url)
         self._server: ServerConfig | None = self.free.pop()
