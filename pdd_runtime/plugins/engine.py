@@ -351,7 +351,8 @@ class Engine(ABC):
 
     @abstractmethod
     async def drain(self) -> None:
-        """Take no new requests; return when the running ones have ended."""
+        """Take no new requests; return when the running ones have ended, offers and what was received by them as
+        well."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -4,6 +4,8 @@
 |---|---|---|
 | `engine.prefill` | `PrefillRequest` | stream of `PrefillEvent` |
 | `engine.decode` | `DecodeRequest` | stream of `DecodeEvent` |
+| `engine.offer` | `OfferRequest` | stream of one `Offer`, open until it is read or the caller closes it |
+| `engine.receive` | `ReceiveRequest` | stream of one `Received`, open until the caller closes it |
 | `engine.seal` | `Seal` | `None` |
 | `engine.cancel` | `RequestId` | `None` |
 | `engine.cached` | `Cached` | `int` |

@@ -22,6 +22,7 @@ from pdd_runtime.plugins.transport import LinkFacts
 from pdd_runtime.rpc import Greeting, Line, RpcServer
 from pdd_runtime.worker.activity import Activity
 from pdd_runtime.worker.agent import Agent
+from pdd_runtime.worker.plane import NativePlane, Plane, PortablePlane
 from pdd_runtime.worker.service import Service
 from pdd_runtime.worker.source import Source
 from pdd_runtime.worker.store import WorkerStore
@@ -56,7 +57,7 @@ class Worker:
         self._discovery: Discovery | None = None
         self._engine: Engine | None = None
         self._transports: Transports | None = None
-        self._agent: Agent | None = None
+        self._plane: Plane | None = None
 
     async def start(self) -> None:
         """Load the model and serve. Raises a `PddError`; `close` it then, too."""
@@ -75,11 +76,8 @@ class Worker:
         )
         await self._discovery.register(self._member)
         info = await self._start_engine(self._engine)
-        store = self._opened_store()
-        source = Source(store, info, self.key.epoch, self._activity, secret=self._secret)
-        self._agent = Agent(store, info, self.cluster, source, secret=self._secret)
-        addresses = await self._transports.serve(source, self._host)
-        Service(self._engine, store, self._agent, self._transports, self._activity, self.drain).register(self._server)
+        self._plane, addresses = await self._make_plane(info, self._transports)
+        Service(self._engine, self._plane, self._activity, self.drain).register(self._server)
         self._server.greeting = msgspec.structs.replace(self._server.greeting, fingerprint=info.fingerprint)
         self._member = msgspec.structs.replace(self._member, transports=addresses, info=info)
         await self._announce("ready")
@@ -92,19 +90,19 @@ class Worker:
     async def drain(self) -> None:
         """Take nothing new; return when all that runs has ended, blocks that others still fetch from here included."""
         assert self._engine is not None
-        assert self._agent is not None
+        assert self._plane is not None
         await self._announce("draining")
-        self._agent.refuse(f"worker {self.key} is draining")
+        self._plane.refuse(f"worker {self.key} is draining")
         await self._engine.drain()
-        await self._agent.idle()
+        await self._plane.idle()
 
     async def close(self) -> None:
         """Leave discovery, end every request and transfer, free everything. Idempotent."""
         if self._discovery is not None:
             await self._step("discovery", self._discovery.close)
         await self._step("message plane", self._server.close)
-        if self._agent is not None:
-            await self._step("KV agent", self._agent.close)
+        if self._plane is not None:
+            await self._step("KV plane", self._plane.close)
         if self._transports is not None:
             await self._step("transports", self._transports.close)
         if self._engine is not None:
@@ -167,6 +165,26 @@ class Worker:
                 where=f"worker {self.key}",
                 why=f"{type(error).__name__}: {error}",
             ) from error
+
+    async def _make_plane(self, info: EngineInfo, transports: Transports) -> tuple[Plane, dict[str, str]]:
+        """With where its transports are served. Raises `EngineError` where the engine has opened something else than
+        what it says its KV to be, `GraphError` where an edge says otherwise."""
+        opened = "portable" if self._names is None else "native"
+        if opened != info.capabilities.kv:
+            raise EngineError(
+                f"engine {self._pool.engine.plugin} says that its KV is {info.capabilities.kv}",
+                where=f"worker {self.key}",
+                why=f"it has opened {'a block store' if self._names is None else 'names'}: that is {opened} KV",
+            )
+        transports.check(opened)
+        if self._names is not None:
+            return NativePlane(self._names, str(self.key)), {}
+        store = self._opened_store()
+        source = Source(store, info, self.key.epoch, self._activity, secret=self._secret)
+        addresses = await transports.serve(source, self._host)
+        return PortablePlane(
+            store, Agent(store, info, self.cluster, source, secret=self._secret), transports
+        ), addresses
 
     def _opened_store(self) -> WorkerStore:
         if self._store is None:

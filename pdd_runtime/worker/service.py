@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 
 import msgspec
 
 from pdd_runtime.clock import now
-from pdd_runtime.kv import BlockStore
 from pdd_runtime.plugins.engine import (
     DecodeEvent,
     DecodeRequest,
     Engine,
     Extended,
     Load,
+    Offer,
+    OfferRequest,
     PrefillEvent,
     PrefillRequest,
+    Received,
+    ReceiveRequest,
     Stopped,
     TokenizerFiles,
     Tokens,
@@ -25,8 +28,7 @@ from pdd_runtime.plugins.engine import (
 from pdd_runtime.plugins.messages import Cached, Empty, FetchEvent, FetchRequest, RequestId, Seal, WatchEvent
 from pdd_runtime.rpc import RpcContext, RpcServer
 from pdd_runtime.worker.activity import Activity
-from pdd_runtime.worker.agent import Agent
-from pdd_runtime.worker.transports import Transports
+from pdd_runtime.worker.plane import Plane
 from pdd_runtime.worker.watch import StoreWatch
 
 log = logging.getLogger(__name__)
@@ -39,19 +41,18 @@ class Service:
     def __init__(
         self,
         engine: Engine,
-        store: BlockStore,
-        agent: Agent,
-        transports: Transports,
+        plane: Plane,
         activity: Activity,
         drain: Callable[[], Awaitable[None]],
     ) -> None:
-        self._engine, self._store, self._agent, self._transports = engine, store, agent, transports
-        self._activity, self._drain = activity, drain
+        self._engine, self._plane, self._activity, self._drain = engine, plane, activity, drain
         self._streams = 0
 
     def register(self, server: RpcServer) -> None:
         server.stream("engine.prefill", PrefillRequest, self.prefill)
         server.stream("engine.decode", DecodeRequest, self.decode)
+        server.stream("engine.offer", OfferRequest, self.offer)
+        server.stream("engine.receive", ReceiveRequest, self.receive)
         server.unary("engine.seal", Seal, self.seal)
         server.unary("engine.cancel", RequestId, self.cancel)
         server.unary("engine.cached", Cached, self.cached)
@@ -63,38 +64,50 @@ class Service:
 
     async def prefill(self, request: PrefillRequest, context: RpcContext) -> AsyncGenerator[PrefillEvent, None]:
         begun = now()
-        with self._activity.publishing(request.id):
-            self._streams += 1
-            try:
-                async with aclosing(self._engine.prefill(request)) as events:
-                    async for event in events:
-                        if isinstance(event, Tokens):
-                            tokens = len(request.tokens)
-                            log.info("request %s: prefilled %d tokens in %.3f s", request.id, tokens, now() - begun)
-                        yield event
-            finally:
-                self._streams -= 1
+        with self._activity.publishing(request.id), self._stream():
+            async with aclosing(self._engine.prefill(request)) as events:
+                async for event in events:
+                    if isinstance(event, Tokens):
+                        tokens = len(request.tokens)
+                        log.info("request %s: prefilled %d tokens in %.3f s", request.id, tokens, now() - begun)
+                    yield event
 
     async def decode(self, request: DecodeRequest, context: RpcContext) -> AsyncGenerator[DecodeEvent, None]:
         begun, extended, took = now(), Extended(0, 0, 0), 0.0
-        with self._activity.publishing(request.id) as published:
-            self._streams += 1
-            try:
-                async with aclosing(self._engine.decode(request)) as events:
-                    async for event in events:
-                        if isinstance(event, Extended):
-                            extended, took = event, now() - begun
-                        elif isinstance(event, Stopped):
-                            # Held or not: no block comes after this.
-                            published()
-                            log.info(
-                                "request %s: made %d tokens, %s; before that extended %d tokens behind %d in %.3f s",
-                                *(request.id, event.tokens - len(request.tokens), event.reason),
-                                *(extended.computed, extended.cached, took),
-                            )
-                        yield event
-            finally:
-                self._streams -= 1
+        with self._activity.publishing(request.id) as published, self._stream():
+            async with aclosing(self._engine.decode(request)) as events:
+                async for event in events:
+                    if isinstance(event, Extended):
+                        extended, took = event, now() - begun
+                    elif isinstance(event, Stopped):
+                        # Held or not: no block comes after this.
+                        published()
+                        log.info(
+                            "request %s: made %d tokens, %s; before that extended %d tokens behind %d in %.3f s",
+                            *(request.id, event.tokens - len(request.tokens), event.reason),
+                            *(extended.computed, extended.cached, took),
+                        )
+                    yield event
+
+    async def offer(self, request: OfferRequest, context: RpcContext) -> AsyncGenerator[Offer, None]:
+        begun = now()
+        with self._activity.publishing(request.id), self._stream():
+            async with aclosing(self._engine.offer(request)) as offers:
+                async for offer in offers:
+                    log.info("request %s: offers %d tokens to %s", request.id, len(request.tokens), request.reader)
+                    yield offer
+            log.info("request %s: %s has read them after %.3f s", request.id, request.reader, now() - begun)
+
+    async def receive(self, request: ReceiveRequest, context: RpcContext) -> AsyncGenerator[Received, None]:
+        begun = now()
+        with self._activity.publishing(request.id), self._stream():
+            async with aclosing(self._engine.receive(request)) as events:
+                async for event in events:
+                    log.info(
+                        "request %s: received %d tokens behind %d in %.3f s",
+                        *(request.id, event.received, event.cached, now() - begun),
+                    )
+                    yield event
 
     async def seal(self, request: Seal, context: RpcContext) -> None:
         await self._engine.seal(request.id, request.tokens)
@@ -109,23 +122,25 @@ class Service:
         return await self._engine.tokenizer()
 
     async def load(self) -> Load:
-        stats = self._store.stats
-        return msgspec.structs.replace(
-            await self._engine.load(),
-            blocks_used=stats.used,
-            blocks_cached=stats.cached,
-            blocks_total=stats.total,
-            sessions=self._streams + self._agent.sessions,
-        )
+        engine = msgspec.structs.replace(await self._engine.load(), sessions=self._streams)
+        return self._plane.load(engine)
 
     async def fetch(self, request: FetchRequest, context: RpcContext) -> AsyncGenerator[FetchEvent, None]:
-        transport = self._transports.fetching(request.transport, request.source)
-        async with aclosing(self._agent.fetch(request, transport)) as events:
+        async with aclosing(self._plane.fetch(request)) as events:
             async for event in events:
                 yield event
 
     async def watch(self, request: Empty, context: RpcContext) -> AsyncGenerator[WatchEvent, None]:
-        watch = StoreWatch(self._store, self._activity, self.load, self._transports.telemetry)
+        watch = StoreWatch(self._plane.names, self._activity, self.load, self._plane.telemetry)
         async with aclosing(watch.events()) as events:
             async for event in events:
                 yield event
+
+    @contextmanager
+    def _stream(self) -> Iterator[None]:
+        """One more of the engine's streams is open."""
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pdd_runtime.errors import GraphError, TransferError
-from pdd_runtime.graph import Edge, Graph
+from pdd_runtime.graph import Graph, PluginRef
 from pdd_runtime.plugins import PluginManager
 from pdd_runtime.plugins.transport import BlockSource, LinkTelemetry, Transport, TransportContext
 
@@ -24,14 +24,37 @@ class Transports:
         self._serving: dict[str, Transport] = {}
         self._fetching: dict[tuple[str, str], Transport] = {}
         """By plugin and source pool."""
+        self._without: list[int] = []
+        """Edges that have no transport."""
         for index, edge in enumerate(graph.spec.edges):
             if edge.carries != "kv" or pool not in (edge.source, edge.target):
                 continue
-            plugin, transport = self._instance(graph, index, edge)
+            if edge.transport is None:
+                self._without.append(index)
+                continue
+            plugin, transport = self._instance(graph, index, edge.transport, edge.link)
             if edge.source == pool:
                 self._serving.setdefault(plugin, transport)
             else:
                 self._fetching.setdefault((plugin, edge.source), transport)
+
+    def check(self, kv: Literal["portable", "native"]) -> None:
+        """Raises `GraphError` where an edge of the pool moves KV of the other kind."""
+        if kv == "portable" and self._without:
+            raise GraphError(
+                "an edge that carries kv has no transport",
+                where=f"spec.edges.{self._without[0]}",
+                why=f"the engine of pool {self._pool} has portable KV, which a transport moves",
+                fix="add transport: {plugin: …}",
+            )
+        if kv == "native" and self._instances:
+            transports = ", ".join(sorted({name for name, _ in self._instances}))
+            raise GraphError(
+                f"edges of pool {self._pool} have a transport: {transports}",
+                where="spec.edges",
+                why="its engine has native KV, and moves it itself",
+                fix="remove the transport",
+            )
 
     async def serve(self, source: BlockSource, host: str) -> dict[str, str]:
         """Feed subscribers; returns the endpoint of each plugin."""
@@ -57,15 +80,12 @@ class Transports:
         for transport in self._instances.values():
             await transport.close()
 
-    def _instance(self, graph: Graph, index: int, edge: Edge) -> tuple[str, Transport]:
-        where = f"spec.edges.{index}.transport"
-        if edge.transport is None:
-            raise GraphError("an edge that carries kv needs a transport", where=where)
-        cls = self._plugins.transport(edge.transport.plugin)
-        config: dict[str, Any] = dict(edge.transport.config)
-        if edge.link is not None and "streams" in cls.Config.model_fields:
-            config.setdefault("streams", graph.spec.links[edge.link].streams)
-        checked = self._plugins.configure(cls, config, where=f"{where}.config")
+    def _instance(self, graph: Graph, index: int, named: PluginRef, link: str | None) -> tuple[str, Transport]:
+        cls = self._plugins.transport(named.plugin)
+        config: dict[str, Any] = dict(named.config)
+        if link is not None and "streams" in cls.Config.model_fields:
+            config.setdefault("streams", graph.spec.links[link].streams)
+        checked = self._plugins.configure(cls, config, where=f"spec.edges.{index}.transport.config")
         key = (cls.name, checked.model_dump_json())
         if key not in self._instances:
             self._instances[key] = cls(checked, self._context)

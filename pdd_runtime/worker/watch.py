@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 
-from pdd_runtime.kv import BlockStore
+from pdd_runtime.kv import BlockStore, CachedNames
 from pdd_runtime.plugins.engine import Load
 from pdd_runtime.plugins.messages import WatchEvent
 from pdd_runtime.plugins.transport import LinkTelemetry
@@ -25,7 +25,7 @@ class StoreWatch:
 
     def __init__(
         self,
-        store: BlockStore,
+        store: BlockStore | CachedNames,
         activity: Activity,
         load: Callable[[], Awaitable[Load]],
         links: Callable[[], tuple[LinkTelemetry, ...]],
