@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.models.source import hash_files
+from pdd_runtime.models.digest_cache import digest_files
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -29,5 +29,5 @@ def weight_files(path: Path) -> list[Path]:
 
 def digest(path: Path, config: Mapping[str, Any]) -> str:
     """Hex of a hash over config and weights: the same on every host, whatever the path and however the config is
-    spaced. Reads every byte of the weights."""
-    return hash_files(weight_files(path), json.dumps(config, sort_keys=True).encode())
+    spaced. Reads every byte of the weights, but for large ones that have been read before."""
+    return digest_files(weight_files(path), json.dumps(config, sort_keys=True).encode())

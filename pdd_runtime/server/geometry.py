@@ -53,31 +53,35 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_model(path: Path, *, dtype: Dtype, block_size: int, tp: int) -> Model:
-    """Reads every byte of the weights. Raises as `read_geometry` and `fingerprint` do."""
-    config = _of_text(directory.read_config(path))
+    """Reads every byte of the weights, but for large ones that have been read before. Raises `EngineError` as
+    `read_geometry` does, and where there are none."""
+    whole = directory.read_config(path)
+    config = _of_text(whole)
     return Model(
-        layout=read_geometry(path, dtype=dtype, block_size=block_size, tp=tp),
-        fingerprint=fingerprint(path),
+        layout=_layout(config, path, dtype, block_size, tp),
+        fingerprint=_fingerprint(whole, path),
         context=_number(config, "max_position_embeddings", path),
         vocab=_number(config, "vocab_size", path),
     )
 
 
-def fingerprint(path: Path) -> str:
-    """Of config and weights. Raises `EngineError` where there are none."""
+def read_geometry(path: Path, *, dtype: Dtype, block_size: int, tp: int) -> KvLayout:
+    """The layout of blocks that engines, worker and connectors share. Raises `EngineError` naming the field for a model
+    whose KV is not K and V of every head in every layer, for all tokens, and where `tp` does not split the heads."""
+    return _layout(_of_text(directory.read_config(path)), path, dtype, block_size, tp)
+
+
+def _fingerprint(config: Config, path: Path) -> str:
     if not directory.weight_files(path):
         raise EngineError(
             "the directory has no *.safetensors",
             where=str(path),
             fix="give spec.model.source the model's directory, with its weights in safetensors",
         )
-    return directory.digest(path, directory.read_config(path))
+    return directory.digest(path, config)
 
 
-def read_geometry(path: Path, *, dtype: Dtype, block_size: int, tp: int) -> KvLayout:
-    """The layout of blocks that engines, worker and connectors share. Raises `EngineError` naming the field for a model
-    whose KV is not K and V of every head in every layer, for all tokens, and where `tp` does not split the heads."""
-    config = _of_text(directory.read_config(path))
+def _layout(config: Config, path: Path, dtype: Dtype, block_size: int, tp: int) -> KvLayout:
     _check(config, path)
     heads = _number(config, "num_attention_heads", path)
     kv_heads = _number(config, "num_key_value_heads", path) if config.get("num_key_value_heads") else heads

@@ -12,7 +12,7 @@ from pdd_runtime.errors import EngineError
 from pdd_runtime.inprocess import InProcessConfig
 from pdd_runtime.kv import KvLayout
 from pdd_runtime.plugins.engine import ModelSpec
-from pdd_runtime.server.geometry import fingerprint, read_geometry, read_model
+from pdd_runtime.server.geometry import read_geometry, read_model
 
 LLAMA = {
     "model_type": "llama",
@@ -102,4 +102,4 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         geometry(tmp_path, {"num_attention_heads": 4, "hidden_size": 64})
     geometry(tmp_path, LLAMA)
     with pytest.raises(EngineError, match=r"no \*\.safetensors"):
-        fingerprint(tmp_path)
+        read_model(tmp_path, dtype="bfloat16", block_size=16, tp=1)
