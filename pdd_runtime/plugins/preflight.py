@@ -13,6 +13,7 @@ from pdd_runtime.graph import LoadedGraph, PluginRef
 from pdd_runtime.graph.document import Route
 from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.plugins.exchange import obstacles
+from pdd_runtime.plugins.fixed_ports import clashes
 from pdd_runtime.plugins.manager import PluginManager
 
 _Find = Callable[[str], type[Any]]
@@ -22,7 +23,7 @@ def preflight(loaded: LoadedGraph, plugins: PluginManager) -> list[PddError]:
     """Everything that is wrong, each with its place in the graph's file."""
     faults = [*_references(loaded, plugins)]
     # What compares settings needs settings that are right.
-    checks = (_handoff_edges, _attached, _capabilities, obstacles)
+    checks = (_handoff_edges, _attached, clashes, _capabilities, obstacles)
     return faults or [fault for check in checks for fault in check(loaded, plugins)]
 
 
