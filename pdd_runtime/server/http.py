@@ -55,10 +55,12 @@ class HttpClient:
         """Raises as `post_json` does."""
         return (await self._answer("GET", path, None)).decode(errors="replace")
 
-    async def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
+    async def post_json(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Any:
         """Raises `RequestError` where the server says what is wrong with it, `CapacityError` where it says that it is
-        full, and `EngineError` where it fails, is not there, or is no server of this kind. An empty answer is None."""
-        return self._decode(path, await self._answer("POST", path, body))
+        full, and `EngineError` where it fails, is not there, or is no server of this kind. An empty answer is None.
+        `timeout`: seconds for this answer."""
+        limit = self._timeout if timeout is None else aiohttp.ClientTimeout(total=timeout, sock_connect=_CONNECT)
+        return self._decode(path, await self._answer("POST", path, body, limit))
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """The events of a server-sent stream, each parsed, until `[DONE]`. Raises as `post_json` does, also for an
@@ -89,8 +91,10 @@ class HttpClient:
         """Running requests end with `EngineError`. Idempotent."""
         await self._session.close()
 
-    async def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> bytes:
-        async with self._request(method, path, body, self._timeout) as response:
+    async def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None = None
+    ) -> bytes:
+        async with self._request(method, path, body, timeout or self._timeout) as response:
             return await self._read(path, response)
 
     @asynccontextmanager

@@ -23,6 +23,10 @@ class Metrics:
         """The sum of all samples of this name that have these labels, whatever others; 0 where there is none."""
         return sum(value for own, value in self._samples.get(name, ()) if labels.items() <= own.items())
 
+    def labels(self, name: str) -> list[dict[str, str]]:
+        """Those of each sample of this name: what is no number is said there."""
+        return [own for own, _ in self._samples.get(name, ())]
+
 
 def scrape(text: str) -> Metrics:
     """Raises `EngineError` for what is not in that form."""

@@ -44,6 +44,8 @@ class NativePlane(DataPlane):
     """From `open` on."""
     model: Model
     """From `open` on."""
+    broken: asyncio.Future[EngineError]
+    """A subclass may set it."""
 
     def __init__(self, name: str, config: ServerConfig) -> None:
         self.name, self.config = name, config
@@ -73,7 +75,7 @@ class NativePlane(DataPlane):
         return f"{self.name}, {self._total} blocks of its own"
 
     async def open(self, host: EngineHost, model: Model, place: Path) -> None:
-        self.model = model
+        self.model, self.broken = model, asyncio.get_running_loop().create_future()
         self.names = host.open_names(model.layout)
         self.socket = self.config.socket or place / "agent"
 

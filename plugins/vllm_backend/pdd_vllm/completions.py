@@ -16,18 +16,14 @@ _STRIDE = 0x9E3779B97F4A7C15
 _ID = "token_id:"
 
 
-def request(
-    id: str, tokens: Sequence[int], max_tokens: int, sampling: Sampling, salt: str, vocab: int
-) -> dict[str, Any]:
-    """The body for one stream of at most `max_tokens` tokens behind `tokens`. `id` is the transfer's; all token ids are
-    below `vocab`."""
+def request(tokens: Sequence[int], max_tokens: int, sampling: Sampling, salt: str, vocab: int) -> dict[str, Any]:
+    """The body for one stream of at most `max_tokens` tokens behind `tokens`; all token ids are below `vocab`."""
     body: dict[str, Any] = {
         "prompt": list(tokens),
         "add_special_tokens": False,
         "max_tokens": max_tokens,
         "stream": True,
         "return_token_ids": True,
-        "kv_transfer_params": {"pdd": id},
         # What ends an answer is in stop_token_ids, and nothing else does.
         "ignore_eos": True,
         "stop_token_ids": [token for token in sampling.stop_token_ids if token < vocab],
@@ -70,6 +66,18 @@ def tokens_of(choice: Mapping[str, Any], position: int, logprobs: int | None) ->
             "vLLM streams what it did not in the versions that were tried",
             why=f"{type(error).__name__}: {error}",
             fix="use a version that the plugin's README names",
+        ) from error
+
+
+def cached_of(usage: Mapping[str, Any]) -> int:
+    """Tokens of the prompt that were not computed. Raises `EngineError` where the server does not say so."""
+    try:
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(
+            "vLLM does not say how much of a prompt it had",
+            why=f"{type(error).__name__}: {error}",
+            fix="start it with --enable-prompt-tokens-details",
         ) from error
 
 

@@ -14,7 +14,7 @@ VOCAB = 100
 
 
 def body(sampling: Sampling, tokens: tuple[int, ...] = (5, 6), salt: str = "") -> dict[str, Any]:
-    return request("kv-1", tokens, 8, sampling, salt, VOCAB)
+    return request(tokens, 8, sampling, salt, VOCAB)
 
 
 def test_only_the_stop_tokens_that_are_given_end_an_answer() -> None:
@@ -24,9 +24,8 @@ def test_only_the_stop_tokens_that_are_given_end_an_answer() -> None:
     assert made["stop_token_ids"] == [7]
 
 
-def test_a_request_names_its_transfer_and_its_tenant() -> None:
+def test_a_request_names_its_tenant() -> None:
     made = body(Sampling(), salt="tenant")
-    assert made["kv_transfer_params"] == {"pdd": "kv-1"}
     assert made["cache_salt"] == "tenant"
     assert made["prompt"] == [5, 6]
     assert "cache_salt" not in body(Sampling())
