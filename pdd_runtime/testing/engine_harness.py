@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple
 
 from pdd_runtime.errors import EngineError
+from pdd_runtime.graph import Role
 from pdd_runtime.kv import BlockStore, CachedNames, KvLayout
 from pdd_runtime.plugins.engine import (
     BlocksReady,
@@ -16,8 +17,13 @@ from pdd_runtime.plugins.engine import (
     Engine,
     EngineInfo,
     Extended,
+    Load,
+    Offer,
+    OfferRequest,
     PrefillEvent,
     PrefillRequest,
+    Received,
+    ReceiveRequest,
     Sampling,
     Stopped,
     Token,
@@ -65,23 +71,38 @@ class Decoded(NamedTuple):
 
 
 class EngineHarness:
-    """A started engine with its store, and its verbs run to their end."""
+    """A started engine with its store, or its names, and its verbs run to their end."""
 
-    def __init__(self, engine: Engine, store: BlockStore, info: EngineInfo) -> None:
-        self.engine, self.store, self.info = engine, store, info
+    def __init__(self, engine: Engine, host: StoreHost, info: EngineInfo) -> None:
+        self.engine, self.info = engine, info
+        self._host = host
         self._requests = 0
 
     @staticmethod
     @asynccontextmanager
-    async def started(engine: Engine) -> AsyncGenerator[EngineHarness, None]:
-        """Start `engine`, close it at the end."""
+    async def started(engine: Engine, role: Role = "aggregated") -> AsyncGenerator[EngineHarness, None]:
+        """Start `engine` as one of a pool of that role, close it at the end."""
         host = StoreHost()
+        engine.role = role
         try:
             info = await engine.start(host)
-            assert host.store is not None, "the engine opened no store"
-            yield EngineHarness(engine, host.store, info)
+            opened = "portable" if host.store is not None else "native" if host.names is not None else "nothing"
+            assert opened == info.capabilities.kv, f"the engine opened {opened}"
+            yield EngineHarness(engine, host, info)
         finally:
             await engine.close()
+
+    @property
+    def store(self) -> BlockStore:
+        """Of an engine with portable KV."""
+        assert self._host.store is not None, "an engine with native KV has no store"
+        return self._host.store
+
+    @property
+    def names(self) -> CachedNames:
+        """Of an engine with native KV."""
+        assert self._host.names is not None, "an engine with portable KV has a store"
+        return self._host.names
 
     def new_id(self) -> str:
         self._requests += 1
@@ -103,6 +124,7 @@ class EngineHarness:
         salt: str = "",
         hold: bool = False,
         request_id: str | None = None,
+        offer: Offer | None = None,
     ) -> AsyncGenerator[DecodeEvent, None]:
         request = DecodeRequest(
             id=request_id or self.new_id(),
@@ -112,8 +134,46 @@ class EngineHarness:
             sampling=sampling,
             salt=salt,
             hold=hold,
+            offer=offer,
         )
         return self.engine.decode(request)
+
+    def offering(
+        self,
+        tokens: Sequence[int],
+        *,
+        salt: str = "",
+        request_id: str | None = None,
+        timeout: float = PATIENCE,
+    ) -> AsyncGenerator[Offer, None]:
+        request = OfferRequest(
+            id=request_id or self.new_id(),
+            tokens=tuple(tokens),
+            sampling=GREEDY,
+            salt=salt,
+            reader="main",
+            timeout=timeout,
+        )
+        return self.engine.offer(request)
+
+    def receiving(
+        self,
+        tokens: Sequence[int],
+        offer: Offer,
+        *,
+        salt: str = "",
+        request_id: str | None = None,
+        timeout: float = PATIENCE,
+    ) -> AsyncGenerator[Received, None]:
+        request = ReceiveRequest(
+            id=request_id or self.new_id(),
+            tokens=tuple(tokens),
+            sampling=GREEDY,
+            salt=salt,
+            offer=offer,
+            timeout=timeout,
+        )
+        return self.engine.receive(request)
 
     async def prefill(self, tokens: Sequence[int], sampling: Sampling = GREEDY, *, salt: str = "") -> Prefilled:
         ready: list[BlocksReady] = []
@@ -170,9 +230,26 @@ class EngineHarness:
 
     async def idle(self) -> None:
         """Return when nothing is referenced and nothing runs; fail when that takes long."""
-        await self.until(lambda: self.store.stats.used == 0, "blocks are still referenced")
-        load = await self.engine.load()
-        assert (load.running, load.waiting, load.blocks_used) == (0, 0, 0)
+        if self._host.store is not None:
+            await self.until(lambda: self.store.stats.used == 0, "blocks are still referenced")
+            load = await self.engine.load()
+            assert (load.running, load.waiting, load.blocks_used) == (0, 0, 0)
+            return
+
+        async def busy() -> Load | None:
+            load = await self.engine.load()
+            return load if load.running or load.waiting or load.blocks_used or load.sessions else None
+
+        await self.eventually(busy, "the engine is busy")
+
+    @staticmethod
+    async def eventually(trouble: Callable[[], Awaitable[object]], what: str, patience: float = PATIENCE) -> None:
+        """Wait until there is no `trouble` any more."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience
+        while (found := await trouble()) is not None:
+            assert loop.time() < until, f"after {patience} s {what}: {found}"
+            await asyncio.sleep(0.02)
 
     @staticmethod
     async def until(true: Callable[[], bool], otherwise: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Literal
@@ -25,15 +24,21 @@ from pdd_runtime.plugins.engine import (
     Extended,
     Load,
     ModelSpec,
+    Offer,
+    OfferRequest,
     PrefillEvent,
     PrefillRequest,
+    Received,
+    ReceiveRequest,
     Stopped,
     TokenizerFiles,
     Tokens,
 )
 from pdd_runtime.plugins.hookspecs import hookimpl
 from pdd_runtime.testing import byte_tokenizer
+from pdd_runtime.testing.scripted_batch import ScriptedBatch
 from pdd_runtime.testing.scripted_config import ScriptedConfig
+from pdd_runtime.testing.scripted_native import NamedStore, ScriptedNative
 from pdd_runtime.testing.scripted_request import ScriptedRequest
 from pdd_runtime.testing.scripted_steps import ScriptedSteps
 from pdd_runtime.testing.toy_choice import ToyChoice
@@ -53,9 +58,9 @@ class ScriptedEngine(Engine):
         assert isinstance(config, ScriptedConfig)
         self._config = config
         self._requests: set[ScriptedRequest] = set()
-        self._queue: deque[ScriptedRequest] = deque()
+        self._batch = ScriptedBatch(config.batch_limit)
         self._steps = ScriptedSteps(config.token_time)
-        self._running = 0
+        self._native: ScriptedNative | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._refusal: EngineError | None = EngineError("the engine has not started")
@@ -65,7 +70,12 @@ class ScriptedEngine(Engine):
 
     @classmethod
     def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
+        assert isinstance(config, ScriptedConfig)
+        native = config.data_plane == "native"
         return Capabilities(
+            kv="native" if native else "portable",
+            extend=config.extend,
+            fan_out=not native,
             logprobs=True,
             seeded=True,
             position_keyed_sampling=True,
@@ -84,9 +94,9 @@ class ScriptedEngine(Engine):
         source = f"scripted/{self.model.source}/{config.vocab_size}/{config.alphabet}/{config.eos_every}"
         vocabulary = range(32, 127) if config.alphabet == "ascii" else range(256)
         self._host = host
-        self._store: BlockStore = host.open_store(layout, config.capacity_blocks)
         self._toy = ToyModel(source, layout, vocabulary, byte_tokenizer.END, config.eos_every)
         self._fingerprint = xxhash.xxh3_128_hexdigest(source.encode())
+        self._store = await self._open(host)
         self._refusal = None
         return EngineInfo(
             model=self.model.source,
@@ -100,12 +110,11 @@ class ScriptedEngine(Engine):
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
         with self._request(request) as running:
-            await self._admission(running)
+            await self._batch.enter(running)
             sequence = self._sequence(running, request.tokens, request.salt)
             total = len(request.tokens)
             for to in self._chunks(sequence.cached, total):
-                await running.pause(self._seconds(to - len(sequence.states)))
-                sequence.compute(to)
+                await self._compute(running, sequence, to)
                 if to == total:
                     sequence.commit_tail()
                 yield BlocksReady(to, sequence.cached)
@@ -116,21 +125,12 @@ class ScriptedEngine(Engine):
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent, None]:
         with self._request(request) as running:
-            await self._admission(running)
+            await self._batch.enter(running)
             sequence = self._sequence(running, request.tokens, request.salt)
-            known = len(request.tokens)
-            # The last token's logits are needed to go on, so it is computed even where its KV is here.
-            cached = min(sequence.cached, known - 1) if request.max_tokens else sequence.cached
-            passes = 0
-            if cached < known:
-                for to in self._chunks(sequence.cached, known):
-                    await running.pause(self._seconds(to - len(sequence.states)))
-                    sequence.compute(to)
-                    passes += 1
-            yield Extended(cached, known - cached, passes)
+            yield await self._extend(running, sequence, request)
             running.check()
             choice = ToyChoice(self._toy, request.sampling, request.tokens, request.prompt_tokens)
-            last = known + request.max_tokens
+            last = len(request.tokens) + request.max_tokens
             with self._steps.taking(running):
                 while not (reason := self._reason(running, request, last)):
                     state = sequence.compute(len(sequence.tokens))
@@ -141,13 +141,19 @@ class ScriptedEngine(Engine):
                     yield Tokens((token,))
                     running.check()
             sequence.commit_tail()
-            self._leave(running)
+            self._batch.leave(running)
             if not request.hold:
                 running.release()
             yield Stopped(reason, len(sequence.tokens))
             while request.hold:
                 running.check()
                 await running.wait()
+
+    def offer(self, request: OfferRequest) -> AsyncGenerator[Offer, None]:
+        return self._offer(self._native, request) if self._native else super().offer(request)
+
+    def receive(self, request: ReceiveRequest) -> AsyncGenerator[Received, None]:
+        return self._receive(self._native, request) if self._native else super().receive(request)
 
     async def seal(self, request_id: str, tokens: int) -> None:
         for request in self._named(request_id):
@@ -164,8 +170,8 @@ class ScriptedEngine(Engine):
     async def load(self) -> Load:
         stats = self._store.stats
         return Load(
-            running=self._running,
-            waiting=len(self._queue),
+            running=self._batch.running,
+            waiting=self._batch.waiting,
             batch_limit=self._config.batch_limit,
             blocks_used=stats.used,
             blocks_cached=stats.cached,
@@ -182,6 +188,39 @@ class ScriptedEngine(Engine):
 
     async def close(self) -> None:
         self._fail(EngineError("the engine is closed"))
+        if self._native is not None:
+            await self._native.desk.close()
+
+    async def _open(self, host: EngineHost) -> BlockStore:
+        config = self._config
+        if config.data_plane == "pdd":
+            return host.open_store(config.layout, config.capacity_blocks)
+        store = NamedStore(host.open_names(config.layout), config.capacity_blocks)
+        self._native = ScriptedNative(store, self._fingerprint, config.native_rate, config.lease)
+        await self._native.desk.start()
+        return store
+
+    async def _offer(self, native: ScriptedNative, request: OfferRequest) -> AsyncGenerator[Offer, None]:
+        with self._request(request) as running:
+            await self._batch.enter(running)
+            sequence = self._sequence(running, request.tokens, request.salt)
+            for to in self._chunks(sequence.cached, len(request.tokens)):
+                await self._compute(running, sequence, to)
+            sequence.commit_tail()
+            self._batch.leave(running)
+            with native.desk.keep(sequence, native.lease, request.timeout) as kept:
+                yield Offer(msgspec.to_builtins(kept.ticket))
+                await running.during(kept.read)
+
+    async def _receive(self, native: ScriptedNative, request: ReceiveRequest) -> AsyncGenerator[Received, None]:
+        with self._request(request) as running:
+            sequence = self._sequence(running, request.tokens, request.salt)
+            received = await native.receive(running, sequence, request.offer, request.timeout)
+            sequence.commit_tail()
+            yield Received(len(request.tokens) - received, received)
+            while True:
+                running.check()
+                await running.wait()
 
     def _fail(self, error: EngineError) -> None:
         self._refusal = error
@@ -208,8 +247,32 @@ class ScriptedEngine(Engine):
         running.sequence = ToySequence(self._store, self._toy, self._root(salt), tokens, running.id)
         return running.sequence
 
-    def _seconds(self, tokens: int) -> float:
-        return tokens / self._config.prefill_rate if self._config.prefill_rate else 0.0
+    async def _compute(self, running: ScriptedRequest, sequence: ToySequence, to: int) -> None:
+        """One pass: the KV of the first `to` tokens."""
+        rate = self._config.prefill_rate
+        await running.pause((to - len(sequence.states)) / rate if rate else 0.0)
+        sequence.compute(to)
+
+    async def _extend(self, running: ScriptedRequest, sequence: ToySequence, request: DecodeRequest) -> Extended:
+        """Have the KV of all known tokens."""
+        known = len(request.tokens)
+        if (self._config.extend == "local") is not (request.offer is None):
+            without = "cannot take an offer" if request.offer else "needs an offer of all known tokens"
+            raise RequestError(
+                f"a decode {without}", where=f"request {request.id}", why=f"extend: {self._config.extend}"
+            )
+        if request.offer is not None:
+            assert self._native is not None
+            received = await self._native.receive(running, sequence, request.offer, None)
+            return Extended(known, 0, 0, received)
+        # The last token's logits are needed to go on, so it is computed even where its KV is here.
+        cached = min(sequence.cached, known - 1) if request.max_tokens else sequence.cached
+        passes = 0
+        if cached < known:
+            for to in self._chunks(sequence.cached, known):
+                await self._compute(running, sequence, to)
+                passes += 1
+        return Extended(cached, known - cached, passes)
 
     def _chunks(self, cached: int, total: int) -> Iterator[int]:
         """Where each pass over `total` known tokens ends; one where all is cached, for the last token's logits."""
@@ -233,7 +296,9 @@ class ScriptedEngine(Engine):
         return [request for request in self._requests if request.id == request_id]
 
     @contextmanager
-    def _request(self, request: PrefillRequest | DecodeRequest) -> Iterator[ScriptedRequest]:
+    def _request(
+        self, request: PrefillRequest | DecodeRequest | OfferRequest | ReceiveRequest
+    ) -> Iterator[ScriptedRequest]:
         """A request from its acceptance until its stream ends, in whatever way."""
         self._accept()
         tokens, request_id = request.tokens, request.id
@@ -257,33 +322,11 @@ class ScriptedEngine(Engine):
         try:
             yield running
         finally:
-            self._leave(running)
+            self._batch.leave(running)
             running.release()
             self._requests.discard(running)
             if not self._requests:
                 self._idle.set()
-
-    async def _admission(self, running: ScriptedRequest) -> None:
-        """Wait for a place in the batch, first come, first served."""
-        self._queue.append(running)
-        self._admit()
-        await running.wait()
-
-    def _admit(self) -> None:
-        while self._queue and self._running < self._config.batch_limit:
-            request = self._queue.popleft()
-            request.admitted = True
-            request.wake()
-            self._running += 1
-
-    def _leave(self, running: ScriptedRequest) -> None:
-        """Give the place in the batch, or in the queue, to the next."""
-        if running.admitted:
-            running.admitted = False
-            self._running -= 1
-            self._admit()
-        elif running in self._queue:
-            self._queue.remove(running)
 
 
 @hookimpl

@@ -50,6 +50,14 @@ class ScriptedConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """Seconds to start."""
     start_error: str = ""
     """Fail to start, with this message."""
+    data_plane: Literal["pdd", "native"] = "pdd"
+    """`native`: it opens no store, and moves KV straight to engines of its kind, over the loopback."""
+    extend: Literal["local", "prefill_assisted"] = "local"
+    """With native KV, `prefill_assisted`: it computes no known tokens, every decode needs an offer of all of them."""
+    lease: float = Field(30.0, gt=0)
+    """With native KV: seconds that it keeps KV for a reader who does not come."""
+    native_rate: float | None = Field(None, gt=0)
+    """With native KV: bytes a second that it sends to a reader; none: at once."""
     crash_after: int | None = Field(None, ge=1)
     """Fail for good after so many tokens."""
 
@@ -57,6 +65,8 @@ class ScriptedConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
     def _check_layout(self) -> Self:
         if self.layout.token_bytes != self.token_bytes:
             raise ValueError(f"{self.token_bytes} bytes a token cannot be split over {self.kv_heads} heads")
+        if self.extend != "local" and self.data_plane != "native":
+            raise ValueError("extend: prefill_assisted needs data_plane: native")
         return self
 
     @property

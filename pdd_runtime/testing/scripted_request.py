@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import suppress
+from typing import TypeVar
 
 from pdd_runtime.errors import PddError
 from pdd_runtime.testing.toy_sequence import ToySequence
+
+T = TypeVar("T")
 
 
 class ScriptedRequest:
@@ -43,6 +47,24 @@ class ScriptedRequest:
         await self._woken.wait()
         self._woken.clear()
         self.check()
+
+    async def during(self, work: Awaitable[T]) -> T:
+        """Let `work` run to its end, unless stopped."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self._stopped())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            self.check()
+            return task.result()
+        finally:
+            for one in (task, stopped):
+                one.cancel()
+            await asyncio.wait({task, stopped})
+
+    async def _stopped(self) -> None:
+        with suppress(PddError):
+            while True:
+                await self.wait()
 
     async def pause(self, seconds: float) -> None:
         """Let `seconds` pass, and others run, unless stopped."""

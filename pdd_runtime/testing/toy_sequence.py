@@ -28,7 +28,7 @@ class ToySequence:
             self.cached = match.full + match.partial_tokens
             """Leading tokens whose KV was here."""
             self.states = model.states(model.start, self.tokens[: self.cached])
-            self._check(found)
+            self._check(found, 0)
             own = store.allocate(-(-len(tokens) // self._size) - len(match.blocks))
             if match.partial is not None:
                 store.memory(own[0])[:] = store.memory(match.partial)
@@ -57,6 +57,21 @@ class ToySequence:
             for index, block in self._name_blocks(whole):
                 self.store.commit(block, self.blocks[index])
         return self.states[to - 1]
+
+    def fill(self, first: int, content: bytes) -> None:
+        """The KV of the tokens in the blocks from index `first` on has come from elsewhere; whole blocks are committed.
+        Raises `EngineError` where it is not what this model would have computed."""
+        size = self.model.layout.block_bytes
+        for index, number in enumerate(self.blocks[first:]):
+            self.store.memory(number)[:] = content[index * size : (index + 1) * size]
+        known = self.states[: first * self._size]
+        self.states = known + self.model.states(
+            known[-1] if known else self.model.start, self.tokens[first * self._size :]
+        )
+        self._check(self.blocks[first:], first)
+        self._written = len(self.tokens)
+        for index, block in self._name_blocks(len(self.tokens)):
+            self.store.commit(block, self.blocks[index])
 
     def commit_tail(self) -> None:
         """Publish the partial block behind the whole ones, if there is one. Nothing may be computed after that."""
@@ -97,8 +112,8 @@ class ToySequence:
             view[:, :, offset : offset + n] = rows[:, :, self._written - done : self._written - done + n]
             self._written += n
 
-    def _check(self, found: Sequence[int]) -> None:
-        for index, number in enumerate(found):
+    def _check(self, found: Sequence[int], first: int) -> None:
+        for index, number in enumerate(found, first):
             start = index * self._size
             expected = self.model.rows(self.states[start : start + self._size])
             tokens = expected.shape[2]
