@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -22,8 +23,8 @@ from pdd_connector.keys import page_key, page_keys
 log = logging.getLogger(__name__)
 
 _ELEMENT = {"float32": "<u4", "bfloat16": "<u2", "float16": "<u2"}
-_REDIAL = 0.5
-"""Seconds between two attempts to reach the worker."""
+_REDIAL, _REDIAL_MOST = 0.02, 0.5
+"""Seconds to the next attempt to reach the worker: at first, and at most; each wait is twice the one before."""
 _DIALS = 60.0
 """Seconds that the first attempt may take in all: the engine is configured for KV, so it waits for its worker."""
 _PATIENCE = 2
@@ -214,15 +215,16 @@ class AgentClient:
             self._reader.join()
 
     def _dial_first(self) -> None:
-        tries = int(_DIALS / _REDIAL)
-        for attempt in range(tries):
+        until, wait = time.monotonic() + _DIALS, _REDIAL
+        while True:
             try:
                 self._dial()
                 return
             except OSError as error:
-                if attempt == tries - 1:
+                if time.monotonic() > until:
                     raise Refused(f"no worker listens at {self._path}: {error}") from error
-                self._over.wait(_REDIAL)
+            self._over.wait(wait)
+            wait = min(2 * wait, _REDIAL_MOST)
 
     def _dial(self) -> None:
         """Connect and greet. Raises `OSError`, and `Refused` with the worker's own words."""
@@ -259,12 +261,14 @@ class AgentClient:
 
     def _read(self) -> None:
         """The thread: everything the worker says, from every worker that comes."""
+        wait = _REDIAL
         while not self._over.is_set():
             sock = self._socket
             if sock is None:
                 # Who still copies has the memory of the worker that is gone.
-                if self._over.wait(_REDIAL) or self._users:
+                if self._over.wait(wait) or self._users:
                     continue
+                wait = min(2 * wait, _REDIAL_MOST)
                 try:
                     self._dial()
                 except (OSError, ValueError):
@@ -279,6 +283,7 @@ class AgentClient:
                 if not self._over.is_set():
                     log.warning("the connection to the worker broke: %s", error)
             self._hang_up(sock)
+            wait = _REDIAL
 
     def _hang_up(self, sock: socket.socket) -> None:
         with self._lock:

@@ -1,8 +1,8 @@
 """What `pdd-runtime plugins check pdd-trtllm` runs: the engine's conformance suite on the stand-in for trtllm-serve,
 and on a real one where there is one.
 
-A server takes a while to start. So most tests attach, one after another, an engine of their own to one server that runs
-all the time, as a restarted worker does; those that need two engines at once start their own.
+A server takes a while to start. So each test attaches engines of its own to servers that run all the time, as a
+restarted worker does.
 """
 
 from __future__ import annotations
@@ -39,18 +39,14 @@ class TrtllmConformance(EngineConformance):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def server(cls, model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-        """Settings by which engines attach to a server that runs as long as the class."""
-        directory = tmp_path_factory.mktemp("server")
-        socket = directory / "agent"
-        with standin.running(TrtllmConfig(**SMALL, **cls.settings), model, directory, socket) as url:
-            yield {"url": url, "socket": socket}
+    def attaching(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[TrtllmEngine]]:
+        """To servers that run as long as the class."""
+        with standin.attaching(tmp_path_factory.mktemp("servers")) as engine:
+            yield engine
 
     @pytest.fixture
-    def engine(self, request: pytest.FixtureRequest, model: ModelSpec) -> Engine:
-        two = hasattr(KvConformance, request.function.__name__)
-        how = {"env": standin.environment()} if two else request.getfixturevalue("server")
-        return TrtllmEngine(TrtllmConfig(**SMALL, **self.settings, **how), model)
+    def engine(self, attaching: type[TrtllmEngine], model: ModelSpec) -> Engine:
+        return attaching(TrtllmConfig(**SMALL, **self.settings), model)
 
     @pytest.fixture(autouse=True)
     def _fresh(self, request: pytest.FixtureRequest) -> None:

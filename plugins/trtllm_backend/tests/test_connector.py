@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+from pdd_connector.trtllm import publisher, scheduler
 from pdd_trtllm.testing.driver import STREAM
 from pdd_trtllm.testing.task import Task
 
@@ -184,6 +185,19 @@ async def test_pages_of_an_aborted_request_are_not_published_as_its_own(tiny: Pa
             rig.store.release(clean.blocks)
 
 
+async def test_blocks_are_let_go_of_though_the_pass_that_loaded_them_is_the_engines_last(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where main extends behind a relay, and nothing else runs there."""
+    monkeypatch.setattr(scheduler, "HOLD", 600.0)
+    prompt = text(3 * PAGE + 1)
+    other = await rig.run(text(3 * PAGE, 7), 1)
+    async with rig.request(prompt, 1, offered=3 * PAGE, blocks=other.blocks[:3]) as request:
+        await until(lambda: request.finish)
+    assert request.said("loaded") == 3 * PAGE
+    assert not rig.bridge.broken.done()
+
+
 async def test_blocks_that_come_late_are_written_and_the_pages_wait_for_them(rig: Rig) -> None:
     prompt = text(PAGE)
     async with rig.request(prompt, 2 * PAGE + 2, room=PAGE) as request:
@@ -196,7 +210,8 @@ async def test_blocks_that_come_late_are_written_and_the_pages_wait_for_them(rig
         assert request.said("finished") == len(request.all) - 1
 
 
-async def test_blocks_that_never_come_end_the_wait(rig: Rig) -> None:
+async def test_blocks_that_never_come_end_the_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "LAST_BLOCKS", 0.2)
     prompt = text(PAGE + 2)
     async with rig.request(prompt, 2 * PAGE, room=2 * PAGE) as request:
         await until(lambda: request.said("finished") is not None)

@@ -119,7 +119,9 @@ class SchedulerSide:
     def finished(self, request: Any) -> bool:
         """The request is over; True: its pages must stay until the workers have published them."""
         tracked = self._tracked.pop(request.request_id, None)
-        self._release(tracked)
+        # A token was chosen, so every rank has computed with what it loaded; there may be no pass behind to say so.
+        if tracked is not None and (not tracked.prompt or len(request.get_tokens(0)) > tracked.prompt):
+            self._release(tracked)
         return tracked is not None and self._client.request(tracked.transfer.id) is not None
 
     def reset(self, request: Any) -> None:
@@ -145,10 +147,9 @@ class SchedulerSide:
         """The first pass of a request. What TensorRT-LLM says of the computed position leaves out what is loaded."""
         tracked.prompt = len(data.new_tokens)
         tracked.computed = tracked.loaded + data.num_scheduled_tokens
-        hold, tracked.hold = tracked.hold, None
-        if hold is None:
+        if tracked.hold is None:
             return []
-        self._loading.append(hold)
+        self._loading.append(tracked.hold)
         first, last = tracked.local // self._page, -(-tracked.loaded // self._page)
         if first >= last:
             return []

@@ -39,8 +39,8 @@ class KvCacheConfig(Strict):
     def _of_this_stand_in(self) -> KvCacheConfig:
         if self.tokens_per_block & (self.tokens_per_block - 1) or self.tokens_per_block < 1:
             raise ValueError(f"tokens_per_block {self.tokens_per_block} is no power of two")
-        if self.enable_block_reuse and self.enable_partial_reuse:
-            raise ValueError("this stand-in finds whole blocks only: set enable_partial_reuse to false")
+        if not self.enable_block_reuse:
+            raise ValueError("this stand-in always reuses blocks")
         return self
 
 
@@ -63,7 +63,10 @@ class SchedulerConfig(Strict):
 
 
 class CacheTransceiverConfig(Strict):
+    """Whatever the backend, the stand-in moves KV over sockets of its own."""
+
     backend: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE", "MPI"] | None = None
+    transceiver_runtime: Literal["CPP", "PYTHON"] | None = None
     max_tokens_in_buffer: int | None = None
     kv_transfer_timeout_ms: PositiveInt | None = None
     kv_transfer_sender_future_timeout_ms: PositiveInt | None = None
@@ -85,7 +88,7 @@ class LlmArgs(Strict):
     attn_backend: str = "TRTLLM"
     backend: Literal["pytorch", "tensorrt", "_autodeploy"] = "pytorch"
     enable_iter_perf_stats: bool = False
-    kv_cache_config: KvCacheConfig = KvCacheConfig(enable_partial_reuse=False)
+    kv_cache_config: KvCacheConfig = KvCacheConfig()
     kv_connector_config: KvCacheConnectorConfig | None = None
     scheduler_config: SchedulerConfig = SchedulerConfig()
     cuda_graph_config: CudaGraphConfig | None = CudaGraphConfig()
@@ -135,6 +138,8 @@ class LlmArgs(Strict):
                 raise ValueError("KV connector is not supported with speculative decoding.")
             if self.pipeline_parallel_size > 1:
                 raise ValueError("KV Cache Connector is not supported with pipeline parallelism.")
+            if self.cache_transceiver_config is not None or self.kv_cache_config.enable_partial_reuse:
+                raise ValueError("this stand-in has no connector beside transfers, or where parts of pages are reused")
         return self
 
 

@@ -6,9 +6,7 @@ import importlib
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pdd_trtllm.testing.connector_bases import (
     KvCacheConnectorScheduler,
@@ -18,6 +16,9 @@ from pdd_trtllm.testing.connector_bases import (
 )
 from pdd_trtllm.testing.ranks import as_rank
 from pdd_trtllm.testing.task import Task
+
+if TYPE_CHECKING:
+    import torch
 
 STREAM = object()
 """Stands for the CUDA stream of a pass."""

@@ -1,4 +1,4 @@
-"""The stand-in's loop of passes: continuous batching, prefill in chunks, reuse of pages, and a KV connector."""
+"""The stand-in's loop of passes: continuous batching, prefill in chunks, reuse of pages; a connector, or transfers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pdd_runtime.plugins.engine import Sampling
+from pdd_trtllm.testing.disaggregation import Asked, Generation
 from pdd_trtllm.testing.driver import ConnectorDriver
 from pdd_trtllm.testing.model import PagedModel
-from pdd_trtllm.testing.pages import PageCache
-from pdd_trtllm.testing.task import Finish, OnTokens, Task
+from pdd_trtllm.testing.pages import Held, PageCache
+from pdd_trtllm.testing.task import Failed, Finish, OnTokens, Task
+from pdd_trtllm.testing.transceiver import Outcome, Transceiver
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +50,20 @@ class _Pass:
 class Executor:
     """A thread. Where nothing is to be computed it waits for a request, and polls nobody."""
 
-    def __init__(self, model: PagedModel, cache: PageCache, limits: Limits, driver: ConnectorDriver | None) -> None:
+    def __init__(
+        self,
+        model: PagedModel,
+        cache: PageCache,
+        limits: Limits,
+        driver: ConnectorDriver | None = None,
+        transfers: float | None = None,
+    ) -> None:
+        """`transfers`: seconds that one may take; None: there are none."""
         self._model, self._cache, self._limits, self._driver = model, cache, limits, driver
-        self._inbox: queue.SimpleQueue[Task | int | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Task | int | Outcome | None] = queue.SimpleQueue()
+        self.transceiver = None if transfers is None else Transceiver(model, transfers, self._inbox.put)
+        self._kept: dict[int, Held] = {}
+        """Pages of contexts that wait for their reader."""
         self._waiting: deque[Task] = deque()
         self._active: list[Task] = []
         self._cancelled: set[int] = set()
@@ -68,13 +81,19 @@ class Executor:
         self._thread.start()
 
     def submit(
-        self, prompt: list[int], max_tokens: int, sampling: Sampling, include_stop: bool, on_tokens: OnTokens
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        sampling: Sampling,
+        include_stop: bool,
+        on_tokens: OnTokens,
+        asked: Asked = None,
     ) -> int:
         """The number of the request: the engine's own."""
         with self._number:
             self._next += 1
             number = self._next
-        self._inbox.put(Task(number, prompt, max_tokens, sampling, include_stop, on_tokens))
+        self._inbox.put(Task(number, prompt, max_tokens, sampling, include_stop, on_tokens, asked))
         return number
 
     def cancel(self, number: int) -> None:
@@ -97,6 +116,8 @@ class Executor:
     def stop(self) -> None:
         self._inbox.put(None)
         self._thread.join()
+        if self.transceiver is not None:
+            self.transceiver.close()
 
     def _run(self) -> None:
         try:
@@ -110,14 +131,20 @@ class Executor:
 
     def _fetch(self) -> bool:
         """Take what has come; wait where there is nothing else to do. False: the end."""
-        idle = not self._active and not self._waiting and self._previous is None
+        idle = all(task.receiving for task in self._active) and not self._waiting and self._previous is None
+        patience = None if self.transceiver is None else self.transceiver.patience
         while idle or not self._inbox.empty():
-            item = self._inbox.get()
+            try:
+                item = self._inbox.get(timeout=patience)
+            except queue.Empty:
+                break
             idle = False
             if item is None:
                 return False
             if isinstance(item, int):
                 self._cancelled.add(item)
+            elif isinstance(item, Outcome):
+                self._transferred(item)
             else:
                 self._waiting.append(item)
         return True
@@ -138,17 +165,22 @@ class Executor:
         if self._driver is not None:
             for task in self._driver.saved():
                 self._cache.release(task.held)
+        if self.transceiver is not None:
+            for number in self.transceiver.expire():
+                self._cache.release(self._kept.pop(number))
         pause = self._limits.pause if batch.tasks else _TURN
         time.sleep(max(0.0, began + pause - time.monotonic()))
 
     def _schedule(self) -> _Pass:
         batch, room = _Pass(), self._limits.pass_tokens
         for task in self._active:
-            if task.begun and not task.in_context and not task.full:
+            if task.begun and not task.in_context and not task.receiving and not task.full:
                 batch.generation.append(task)
                 room -= 1
         self._admit()
         for task in self._active:
+            if isinstance(task.asked, Generation) and not task.begun:
+                self._receive(task, task.asked)
             if task.in_context and room > 0:
                 if not task.begun:
                     self._begin(task)
@@ -180,6 +212,30 @@ class Executor:
         task.held, task.reused = self._cache.begin(task.known)
         loaded = 0 if self._driver is None else self._driver.match(task, task.reused)
         task.computed = task.reused + loaded
+
+    def _receive(self, task: Task, asked: Generation) -> None:
+        """Have the KV of its prompt come, but for what is here."""
+        task.begun = task.receiving = True
+        task.held, task.reused = self._cache.begin(task.known)
+        assert self.transceiver is not None
+        self.transceiver.pull(task.request_id, asked, task.held.pages, task.reused, task.prompt)
+
+    def _transferred(self, outcome: Outcome) -> None:
+        if outcome.kind == "sent":
+            self._cache.release(self._kept.pop(outcome.request))
+            return
+        [task] = [task for task in self._active if task.request_id == outcome.request]
+        task.receiving = False
+        if outcome.kind == "lost":
+            self._active.remove(task)
+            task.ended = True
+            self._cache.release(task.held)
+            task.on_tokens([], Failed(outcome.why))
+            return
+        assert isinstance(task.asked, Generation)
+        task.computed = task.prompt
+        task.device.append(task.asked.first)
+        self._tell(task)
 
     def _compute(self, batch: _Pass) -> None:
         self.passes += 1
@@ -215,28 +271,40 @@ class Executor:
         for task in batch.chose:
             if task.ended:
                 continue
-            if len(task.known) == task.prompt:
-                self._cache.keep(task.held, task.known)
-            token = task.device[len(task.known)]
-            task.known.append(token)
-            if token in task.sampling.stop_token_ids:
-                self._end(task, "stop", [token] if task.include_stop else [])
-            elif len(task.known) >= task.most:
-                self._end(task, "length", [token])
-            else:
-                task.on_tokens([token], None)
+            self._tell(task)
+
+    def _tell(self, task: Task) -> None:
+        """The next token that the device has chosen."""
+        if len(task.known) == task.prompt:
+            self._cache.keep(task.held, task.known)
+        token = task.device[len(task.known)]
+        task.known.append(token)
+        if token in task.sampling.stop_token_ids:
+            self._end(task, "stop", [token] if task.include_stop else [])
+        elif len(task.known) >= task.most:
+            self._end(task, "length", [token])
+        else:
+            task.on_tokens([token], None)
 
     def _end(self, task: Task, finish: Finish, tokens: list[int]) -> None:
         task.ended = True
         self._active.remove(task)
         # What has no KV yet is the last token's.
-        self._cache.keep(task.held, task.known[:-1])
-        if self._driver is None or not self._driver.finish(task):
+        self._cache.keep(task.held, task.known[:-1], tail=True)
+        if task.asked == "context_only" and finish == "length":
+            assert self.transceiver is not None
+            self._kept[task.request_id] = task.held
+            self.transceiver.keep(task.request_id, task.held.pages, task.prompt)
+        elif self._driver is None or not self._driver.finish(task):
             self._cache.release(task.held)
         task.on_tokens(tokens, finish)
 
     def _cancel(self) -> None:
         for task in [task for task in self._active if task.request_id in self._cancelled]:
+            if task.receiving:
+                assert self.transceiver is not None
+                self.transceiver.abandon(task.request_id, "the request was cancelled")
+                continue
             task.ended = True
             self._active.remove(task)
             # A connector is not told.

@@ -25,6 +25,7 @@ class DisaggregatedParams(Strict):
     disagg_request_id: int | None = None
     ctx_dp_rank: int | None = None
     ctx_info_endpoint: str | None = None
+    schedule_style: int | None = None
 
 
 class CompletionRequest(Strict):

@@ -7,16 +7,22 @@ import json
 import time
 import uuid
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from pdd_runtime.models.directory import read_config
 from pdd_runtime.plugins.engine import Sampling
+from pdd_trtllm.testing import disaggregation
+from pdd_trtllm.testing.arguments import LlmArgs
+from pdd_trtllm.testing.disaggregation import examine
+from pdd_trtllm.testing.events import Events
 from pdd_trtllm.testing.executor import Executor
 from pdd_trtllm.testing.protocol import CompletionRequest, Refusal, check_biases
-from pdd_trtllm.testing.task import Finish
+from pdd_trtllm.testing.task import Failed, Finish
 
 DISCONNECT_POLL = 1.0
 """Seconds between two looks whether a client is still there: the only way to abort."""
@@ -30,15 +36,15 @@ class _Answer:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[list[int], Finish | None]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[list[int], Finish | Failed | None]] = asyncio.Queue()
         self.over = False
         self.number = 0
 
-    def put(self, tokens: list[int], finish: Finish | None) -> None:
+    def put(self, tokens: list[int], finish: Finish | Failed | None) -> None:
         """In the executor's thread."""
         self._loop.call_soon_threadsafe(self._queue.put_nowait, (tokens, finish))
 
-    async def pieces(self) -> AsyncGenerator[tuple[list[int], Finish | None], None]:
+    async def pieces(self) -> AsyncGenerator[tuple[list[int], Finish | Failed | None], None]:
         while not self.over:
             tokens, finish = await self._queue.get()
             self.over = finish is not None
@@ -46,14 +52,16 @@ class _Answer:
 
 
 class Api:
-    """`context`: tokens of the longest sequence; `most`: of the longest prompt in one pass."""
-
-    def __init__(
-        self, executor: Executor, model: str, version: str, *, context: int, vocab: int, most: int | None, stats: bool
-    ) -> None:
-        self._executor, self._model, self._version = executor, model, version
-        self._context, self._vocab, self._most = context, vocab, most
-        self._stats = stats
+    def __init__(self, executor: Executor, args: LlmArgs, events: Events | None, version: str) -> None:
+        directory = Path(args.model)
+        config = read_config(directory)
+        self._executor, self._args, self._events, self._version = executor, args, events, version
+        self._model = directory.name
+        self._context = args.max_seq_len or int(config["max_position_embeddings"])
+        """Tokens of the longest sequence."""
+        self._vocab = int(config["vocab_size"])
+        self._most = None if args.enable_chunked_prefill else args.max_num_tokens
+        """Tokens of the longest prompt in one pass."""
         self._watchers: set[asyncio.Task[None]] = set()
         self.app = FastAPI()
         self.app.add_exception_handler(RequestValidationError, self._invalid)
@@ -77,44 +85,64 @@ class Api:
 
     async def metrics(self) -> JSONResponse:
         """Statistics of the passes since the last look, as JSON; where there were none, it waits for some."""
-        stats, patience = self._executor.stats, STATS_PATIENCE
-        while self._stats and not stats and patience > 0:
+        stats, patience, kept = self._executor.stats, STATS_PATIENCE, self._args.enable_iter_perf_stats
+        while kept and not stats and patience > 0:
             await asyncio.sleep(0.05)
             patience -= 0.05
-        taken = [stats.popleft() for _ in range(len(stats))] if self._stats else []
+        taken = [stats.popleft() for _ in range(len(stats))] if kept else []
         return JSONResponse(taken)
 
     async def server_info(self) -> JSONResponse:
         return JSONResponse({"disaggregated_params": {}})
 
     async def kv_cache_events(self) -> JSONResponse:
-        return JSONResponse([])
+        return JSONResponse([] if self._events is None else self._events.take())
 
     async def completions(self, request: CompletionRequest, raw: Request) -> Response:
         try:
             prompt, most, sampling = self._examine(request)
+            asked = examine(request.disaggregated_params, prompt, self._args, stream=bool(request.stream))
         except Refusal as refusal:
             return self._error(str(refusal))
+        if asked == "context_only":
+            # Its reader goes on, where there is more to be made than the first token.
+            asked = None if most == 1 else asked
+            most = 1
         answer = _Answer()
         include_stop = request.include_stop_str_in_output
-        answer.number = self._executor.submit(prompt, most, sampling, include_stop, answer.put)
+        answer.number = self._executor.submit(prompt, most, sampling, include_stop, answer.put, asked)
         watcher = asyncio.create_task(self._await_disconnected(raw, answer))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
         if request.stream:
             return StreamingResponse(self._stream(request, answer, len(prompt)), media_type="text/event-stream")
         ids: list[int] = []
-        finish: Finish | None = None
+        finish: Finish | Failed | None = None
         async for tokens, why in answer.pieces():
             ids += tokens
             finish = why
-        if finish == "cancelled":
-            return self._error("the request was cancelled")
-        return JSONResponse(self._chunk(request, ids, finish) | {"usage": self._usage(len(prompt), len(ids))})
+        if finish == "cancelled" or isinstance(finish, Failed):
+            return self._error("the request was cancelled" if finish == "cancelled" else finish)
+        told = self._chunk(request, ids, finish) | {"usage": self._usage(len(prompt), len(ids))}
+        told["choices"][0]["disaggregated_params"] = None
+        if asked == "context_only" and finish == "length":
+            told["choices"][0]["disaggregated_params"] = self._kept(answer.number, ids[0], prompt)
+        if request.disaggregated_params is not None and request.disaggregated_params.request_type == "context_only":
+            told["prompt_token_ids"] = prompt
+        return JSONResponse(told)
+
+    def _kept(self, request: int, first: int, prompt: list[int]) -> dict[str, Any]:
+        transceiver = self._executor.transceiver
+        assert transceiver is not None
+        params = disaggregation.answer(request, first, prompt, transceiver.place, transceiver.geometry)
+        return params.model_dump()
 
     async def _stream(self, request: CompletionRequest, answer: _Answer, prompt: int) -> AsyncGenerator[str, None]:
         made = 0
         async for tokens, finish in answer.pieces():
+            if isinstance(finish, Failed):
+                yield f"data: {json.dumps({'error': self._complaint(finish)})}\n\n"
+                return
             made += len(tokens)
             yield f"data: {json.dumps(self._chunk(request, tokens, finish))}\n\n"
         if request.stream_options is not None and request.stream_options.include_usage:
@@ -134,8 +162,6 @@ class Api:
         if not isinstance(prompt, list) or not prompt or not all(isinstance(token, int) for token in prompt):
             raise Refusal("this stand-in reads one prompt of token ids")
         ids = [token for token in prompt if isinstance(token, int)]
-        if request.disaggregated_params is not None:
-            raise Refusal("disaggregated_params need a cache transceiver, which is not configured")
         if request.n != 1 or request.use_beam_search or request.logprobs or request.response_format is not None:
             raise Refusal("n, beams, logprobs and response_format are not of this stand-in")
         if not all(0 <= token < self._vocab for token in ids):
@@ -166,7 +192,7 @@ class Api:
             logit_bias=check_biases(request.logit_bias, self._vocab),
         )
 
-    def _chunk(self, request: CompletionRequest, tokens: list[int], finish: Finish | None) -> dict[str, Any]:
+    def _chunk(self, request: CompletionRequest, tokens: list[int], finish: Finish | Failed | None) -> dict[str, Any]:
         choice = {
             "index": 0,
             "text": "?" * len(tokens) if request.detokenize else "",
@@ -188,10 +214,12 @@ class Api:
     def _usage(prompt: int, made: int) -> dict[str, int]:
         return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
+    def _error(self, message: str) -> Response:
+        return JSONResponse(self._complaint(message), status_code=400)
+
     @staticmethod
-    def _error(message: str) -> Response:
-        error = {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": 400}
-        return JSONResponse(error, status_code=400)
+    def _complaint(message: str) -> dict[str, Any]:
+        return {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": 400}
 
     @staticmethod
     async def _invalid(request: Request, error: Exception) -> Response:

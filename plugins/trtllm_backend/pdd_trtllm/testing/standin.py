@@ -1,22 +1,27 @@
-"""Starting the stand-in: as an engine's server, or by itself for engines to attach to."""
+"""Starting the stand-in: for engines to attach to, or to be asked as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import yaml
+from pydantic import BaseModel
 
 from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.server.process import free_port
 from pdd_runtime.testing.running_server import RunningServer
 from pdd_trtllm.config import TrtllmConfig
+from pdd_trtllm.engine import TrtllmEngine
 from pdd_trtllm.launch import FILE, launch
 
 SITE = Path(__file__).parent / "site"
 """Has a `tensorrt_llm` that is the stand-in."""
+_PATIENCE = 120.0
+"""Seconds until it listens: it imports torch."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -26,14 +31,48 @@ def environment(**more: str) -> dict[str, str]:
 
 @contextmanager
 def running(config: TrtllmConfig, model: ModelSpec, directory: Path, socket: Path | None, **env: str) -> Iterator[str]:
-    """A stand-in for the model in `model.source`, whose connector dials `socket`, or that has none; gives its url. The
-    connector waits for a worker before the server listens, so that nothing is awaited here. `directory` is for its
-    files and its log."""
+    """A stand-in for the model in `model.source`; gives its url. Its connector dials `socket`, and it does not listen
+    before a worker is there; with None it has no connector, and listens. `directory` is for its files and its log."""
     port = free_port()
     found = launch(config.model_copy(update={"env": environment(**env)}), model, Path(model.source), port, str(socket))
     if socket is None:
         file = yaml.safe_load(found.files[FILE])
-        del file["kv_connector_config"]
+        file.pop("kv_connector_config", None)
         found = replace(found, files={FILE: yaml.safe_dump(file)})
-    with RunningServer(found, directory):
-        yield f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{port}"
+    with RunningServer(found, directory) as server:
+        if socket is None:
+            server.until_well(f"{url}/health", _PATIENCE)
+        yield url
+
+
+@contextmanager
+def attaching(directory: Path) -> Iterator[type[TrtllmEngine]]:
+    """An engine each of whose instances attaches to a stand-in with its settings that no other one has: to one that
+    ran before, where there is one, for a start takes longer than all that a test asks of it. They remember the prompts
+    of the instances before."""
+    numbers = count()
+    free: dict[str, list[TrtllmConfig]] = {}
+    with ExitStack() as stack:
+
+        class Attaching(TrtllmEngine):
+            def __init__(self, config: BaseModel, model: ModelSpec) -> None:
+                assert isinstance(config, TrtllmConfig)
+                wanted = config.model_copy(update={"url": None, "socket": None})
+                self._free = free.setdefault(wanted.model_dump_json(), [])
+                super().__init__(self._free.pop() if self._free else _started(wanted, model), model)
+                self._left = False
+
+            async def close(self) -> None:
+                await super().close()
+                if not self._left:
+                    self._left = True
+                    self._free.append(self.config)
+
+        def _started(config: TrtllmConfig, model: ModelSpec) -> TrtllmConfig:
+            place = directory / f"server-{next(numbers)}"
+            place.mkdir()
+            url = stack.enter_context(running(config, model, place, place / "agent"))
+            return config.model_copy(update={"url": url, "socket": place / "agent"})
+
+        yield Attaching

@@ -6,10 +6,17 @@ from collections.abc import Callable
 from typing import Literal
 
 from pdd_runtime.plugins.engine import Sampling
+from pdd_trtllm.testing.disaggregation import Asked, Generation
 from pdd_trtllm.testing.pages import Held
 
 Finish = Literal["length", "stop", "cancelled"]
-OnTokens = Callable[[list[int], Finish | None], None]
+
+
+class Failed(str):
+    """Why there are no tokens."""
+
+
+OnTokens = Callable[[list[int], Finish | Failed | None], None]
 """New tokens, and why there are no more. In the executor's thread."""
 
 
@@ -24,8 +31,10 @@ class Task:
         sampling: Sampling,
         include_stop: bool,
         on_tokens: OnTokens,
+        asked: Asked = None,
     ) -> None:
         self.request_id = number
+        self.asked: Asked = asked
         self.prompt = len(prompt)
         self.max_tokens, self.sampling, self.include_stop = max_tokens, sampling, include_stop
         self.on_tokens = on_tokens
@@ -39,6 +48,8 @@ class Task:
         self.reused = 0
         self.begun = False
         self.ended = False
+        self.receiving = False
+        """The KV of its prompt is on its way from a context elsewhere."""
         self.shown_tokens = self.shown_pages = 0
         """What the connector was told."""
 
@@ -53,8 +64,8 @@ class Task:
 
     @property
     def in_context(self) -> bool:
-        """Its prompt is not computed yet."""
-        return self.computed < self.prompt
+        """Its prompt is not computed yet, and is to be."""
+        return self.computed < self.prompt and not isinstance(self.asked, Generation)
 
     @property
     def full(self) -> bool:
