@@ -290,6 +290,10 @@ def bench(
     url: Annotated[
         str | None, typer.Option("--url", metavar="URL", help="Measure the graph that runs here, bring none up.")
     ] = None,
+    wait_timeout: Annotated[
+        float | None,
+        typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Fail a graph that takes longer to be ready."),
+    ] = None,
     output: Annotated[ReportFormat, typer.Option("--format", help="How to print it.")] = ReportFormat.table,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report here instead of to stdout.")
@@ -298,7 +302,9 @@ def bench(
     """Measure graphs under the same load, and compare them. They are brought up one after the other."""
     from pdd_runtime.cli.bench import BenchOptions, run_bench
 
-    options = BenchOptions(graphs or [], workload, requests, seed, overrides or [], url, output.value, out)
+    options = BenchOptions(
+        graphs or [], workload, requests, seed, overrides or [], url, wait_timeout, output.value, out
+    )
     raise typer.Exit(run_bench(options, Consoles()))
 
 

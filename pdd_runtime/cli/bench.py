@@ -55,6 +55,8 @@ class BenchOptions:
     seed: int
     overrides: Sequence[str]
     url: str | None
+    wait_timeout: float | None
+    """Seconds that each graph gets to be ready."""
     form: Literal["table", "json", "html"]
     out: Path | None
 
@@ -72,7 +74,9 @@ def run_bench(options: BenchOptions, consoles: Consoles) -> int:
         # Before the measurement, not behind it.
         _write(options.out, "")
     with Bars(consoles.err, options.requests) as bars:
-        measured = asyncio.run(bench(targets, workload, options.requests, options.seed, load_plugins(), bars))
+        measured = asyncio.run(
+            bench(targets, workload, options.requests, options.seed, load_plugins(), bars, options.wait_timeout)
+        )
     made = report(workload, options.requests, options.seed, measured)
     text = {"json": lambda: json.dumps(made.to_json(), indent=2), "html": lambda: to_html(made)}.get(options.form)
     if options.out is None and text is None:

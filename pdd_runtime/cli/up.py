@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pdd_runtime.cli.ask import ask, curl, model_name
 from pdd_runtime.cli.console import FAILED, OK, Consoles, plain
-from pdd_runtime.cli.live import LiveStatus, all_ready
+from pdd_runtime.cli.live import LiveStatus
 from pdd_runtime.cli.picture import ROLE_STYLE, picture
 from pdd_runtime.errors import ConnectionLost, LaunchError, PddError
 from pdd_runtime.graph import LoadedGraph
@@ -128,7 +128,7 @@ async def _talk(supervisor: Supervisor, options: UpOptions, consoles: Consoles) 
     except TimeoutError:
         raise LaunchError(
             f"graph {supervisor.graph.name} is not ready after {options.wait_timeout:g} s",
-            why=_missing_of(supervisor.status()),
+            why=supervisor.status().missing,
             fix="see `pdd-runtime logs`; --wait-timeout gives it longer",
         ) from None
     if status is not None:
@@ -190,18 +190,8 @@ def _echo(consoles: Consoles, options: UpOptions) -> Callable[[ChildSpec, str], 
 
 async def _missing(state: GraphState) -> str:
     async for status in watch(state):
-        return _missing_of(status)
+        return status.missing
     return ""
-
-
-def _missing_of(status: GraphStatus) -> str:
-    """What a graph that is not ready still lacks."""
-    processes = [
-        f"{process.pool}/{process.index} is {process.state}" + (f" ({process.note})" if process.note else "")
-        for process in status.processes
-        if process.state != "ready"
-    ]
-    return "; ".join(processes) or status.why_not_ready or ("" if all_ready(status) else "no process is there")
 
 
 def log_to(state: GraphState) -> None:

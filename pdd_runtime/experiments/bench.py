@@ -49,20 +49,33 @@ class Target:
 
 
 async def bench(
-    targets: Sequence[Target], workload: Workload, requests: int, seed: int, plugins: PluginManager, watcher: Watcher
+    targets: Sequence[Target],
+    workload: Workload,
+    requests: int,
+    seed: int,
+    plugins: PluginManager,
+    watcher: Watcher,
+    wait_timeout: float | None = None,
 ) -> list[Measured]:
-    """One after the other. A graph that cannot be brought up counts as errors, and the others are measured still."""
+    """One after the other. A graph that cannot be brought up, in `wait_timeout` seconds where that is given, counts as
+    errors, and the others are measured still."""
     measured = []
     for target in targets:
         try:
-            measured.append(await _measure(target, workload, requests, seed, plugins, watcher))
+            measured.append(await _measure(target, workload, requests, seed, plugins, watcher, wait_timeout))
         except PddError as error:
             measured.append(Measured(target.name, target.graph, (), failure=str(error)))
     return measured
 
 
 async def _measure(
-    target: Target, workload: Workload, requests: int, seed: int, plugins: PluginManager, watcher: Watcher
+    target: Target,
+    workload: Workload,
+    requests: int,
+    seed: int,
+    plugins: PluginManager,
+    watcher: Watcher,
+    wait_timeout: float | None,
 ) -> Measured:
     if target.url:
         return await _measure_at(target.url, target, workload, requests, seed, watcher)
@@ -74,6 +87,7 @@ async def _measure(
             plugins,
             Path(directory),
             lambda status: watcher.starting(target.name, status),
+            wait_timeout,
         )
         async with up as url:
             return await _measure_at(url, target, workload, requests, seed, watcher)

@@ -18,14 +18,29 @@ _PATIENCE = 5.0
 
 @asynccontextmanager
 async def running(
-    graph: Graph, source: str, plugins: PluginManager, directory: Path, on_status: Callable[[GraphStatus], None]
+    graph: Graph,
+    source: str,
+    plugins: PluginManager,
+    directory: Path,
+    on_status: Callable[[GraphStatus], None],
+    wait_timeout: float | None = None,
 ) -> AsyncIterator[str]:
     """Bring `graph` up, give its URL, and take it down. Its state lies in `directory`, so that the user's own graphs
-    are not touched; its processes end with this one, however it ends. Raises `LaunchError`."""
+    are not touched; its processes end with this one, however it ends. Raises `LaunchError`, also where it is not ready
+    in `wait_timeout` seconds."""
     supervisor = Supervisor(graph, plugins, GraphState(graph.name, directory), source)
     supervising = asyncio.create_task(supervisor.run(), name=f"supervisor of {graph.name}")
     try:
-        yield await _ready(supervisor, supervising, on_status)
+        try:
+            async with asyncio.timeout(wait_timeout):
+                url = await _ready(supervisor, supervising, on_status)
+        except TimeoutError:
+            raise LaunchError(
+                f"graph {graph.name} is not ready after {wait_timeout:g} s",
+                why=supervisor.status().missing,
+                fix="--wait-timeout gives it longer; `pdd-runtime up` shows what its processes log",
+            ) from None
+        yield url
     finally:
         supervisor.stop(_PATIENCE)
         await asyncio.wait([supervising])

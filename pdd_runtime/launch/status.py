@@ -48,6 +48,18 @@ class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
     stopping: bool
     processes: tuple[ProcessStatus, ...]
 
+    @property
+    def missing(self) -> str:
+        """What a graph that is not ready still lacks, in words; empty where it lacks nothing."""
+        if not self.processes:
+            return "no process is there"
+        starting = [
+            f"{process.pool}/{process.index} is {process.state}" + (f" ({process.note})" if process.note else "")
+            for process in self.processes
+            if process.state != "ready"
+        ]
+        return "; ".join(starting) or self.why_not_ready
+
 
 class Down(msgspec.Struct, frozen=True):
     """Ask the launcher to stop."""

@@ -243,6 +243,16 @@ def test_only_errors_is_exit_code_1_and_the_report_is_there_all_the_same(cli: Cl
     assert "no such model" in (cli.directory / "broken.txt").read_text() + done.err
 
 
+def test_a_graph_that_takes_too_long_to_be_ready_is_an_error(cli: Cli) -> None:
+    cli.write(AGGREGATED.replace("token_time", "start_time: 3600, token_time"), "slow.yaml")
+    done = cli("bench", "slow.yaml", "-n", "2", "--wait-timeout", "10", "--format", "json")
+    assert done.code == 1
+    (graph,) = measured(done.out)["graphs"].values()
+    assert graph["errors"] == 2
+    assert "graph one-pool is not ready after 10 s" in graph["first_error"]
+    assert "main/0 is starting" in graph["first_error"]
+
+
 @pytest.mark.parametrize(
     ("graphs", "changes", "message"),
     [
@@ -263,6 +273,7 @@ def test_what_does_not_go_together_is_said_before_anything_is_started(
         seed=0,
         overrides=[],
         url=None,
+        wait_timeout=None,
         form="table",
         out=None,
     )
