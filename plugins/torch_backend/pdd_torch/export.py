@@ -46,6 +46,8 @@ def write_directory(source: str, path: Path, dtype: torch.dtype = torch.float32)
         tensors = {name: model.tensor(name).to(dtype).contiguous() for name in _names(model.architecture)}
         save_file(tensors, made / "model.safetensors", {"format": "pt"})
         _write_words(model, dtype, made)
+        # The library makes a file for its owner alone; another user's server may read the rest.
+        (made / "model.safetensors").chmod((made / "config.json").stat().st_mode)
         made.rename(path)
     return path
 
