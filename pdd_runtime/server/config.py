@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ByteSize, Field, field_validator, model_validator
 
 from pdd_runtime.graph.units import Duration
+from pdd_runtime.server.flags import flag_of
 
 _SOCKET_PATH = 107
 """Bytes that a unix socket's path may have on Linux (`sun_path` without its end); macOS takes a few less."""
@@ -30,7 +31,8 @@ class ServerConfig(BaseModel, frozen=True, extra="forbid"):
     port: int = Field(0, ge=0, le=65535)
     """Where the server listens, on 127.0.0.1 alone; 0: a free one."""
     args: tuple[str, ...] = ()
-    """Put at the end of the server's command line: any flag that it has can be set."""
+    """Put at the end of the server's command line: any flag that it has can be set, but those that would make it
+    disagree with its worker."""
     env: dict[str, str] = {}
     """Added to the server's environment."""
     start_timeout: Duration = 600.0
@@ -76,6 +78,8 @@ class ServerConfig(BaseModel, frozen=True, extra="forbid"):
         for arg in args:
             if "\0" in arg:
                 raise ValueError(f"{arg!r} has a NUL, which no command line can carry")
+            if flag_of(arg, ("--config",)):
+                raise ValueError("a file's flags could be any: write them into args instead of --config")
         return args
 
     @field_validator("env")

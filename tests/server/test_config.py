@@ -57,6 +57,7 @@ def test_a_running_server_is_on_this_host_or_behind_https(url: str, as_kept: str
         ({"url": "http://127.0.0.1:8000", "socket": "/s", "args": ["--seed=1"]}, "url and args"),
         ({"env": {"A B": "1"}}, "'A B' is not the name"),
         ({"args": ["a\0b"]}, "NUL"),
+        ({"args": ["--config=/etc/server.yaml"]}, "write them into args"),
         ({"start_timeout": 3}, "is not a duration"),
         ({"tp": 0}, "greater than or equal to 1"),
         ({"kv_memory": "0B"}, "greater than 0"),
