@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pdd_runtime.graph.units import Duration
 from pdd_runtime.server.config import ServerConfig
+from pdd_runtime.server.flags import flag_of
 
 _SET = {
     "--model": "spec.model.source",
@@ -59,8 +60,7 @@ class VllmConfig(ServerConfig, frozen=True, extra="forbid"):
     @classmethod
     def _not_ours(cls, args: tuple[str, ...]) -> tuple[str, ...]:
         for arg in args:
-            name = arg.partition("=")[0].replace("_", "-")
-            if name in _SET:
+            if (name := flag_of(arg, _SET)) is not None:
                 raise ValueError(f"{name} is set by {_SET[name]}")
         return args
 
@@ -74,8 +74,8 @@ class VllmConfig(ServerConfig, frozen=True, extra="forbid"):
         if "kv_memory" in self.model_fields_set:
             raise ValueError("kv_memory is of no use with data_plane: nixl: KV is in vLLM alone, see engine_kv_memory")
         for arg in self.args:
-            if why := _NOT_BY_NIXL.get(arg.partition("=")[0].replace("_", "-")):
-                raise ValueError(f"{arg} does not go with data_plane: nixl: {why}")
+            if (name := flag_of(arg, _NOT_BY_NIXL)) is not None:
+                raise ValueError(f"{arg} does not go with data_plane: nixl: {_NOT_BY_NIXL[name]}")
         if taken := [name for name in _ITS_ENV if name in self.env]:
             raise ValueError(f"{taken[0]} is set by nixl_host and nixl_port")
         return self

@@ -88,7 +88,8 @@ async def test_an_exact_mode_is_refused_before_anything_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["--port", "--kv-transfer-config={}", "--kv_transfer_config", "--block-size=16", "-tp"]
+    "flag",
+    ["--port", "--kv-transfer-config={}", "--kv_transfer_config", "--block-size=16", "-tp", "--por=1", "--max-model"],
 )
 def test_a_flag_that_the_worker_sets_is_refused(flag: str) -> None:
     with pytest.raises(ValueError, match="is set by"):
