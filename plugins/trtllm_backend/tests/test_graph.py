@@ -14,23 +14,15 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from pdd_trtllm.config import TrtllmConfig
-from pdd_trtllm.engine import TrtllmEngine
 from pdd_trtllm.testing.serve import PAUSE
 from pdd_trtllm.testing.standin import environment
 
 from pdd_runtime.errors import PddError
-from pdd_runtime.frontend.language import Language
-from pdd_runtime.plugins.engine import ModelSpec, Sampling
-from pdd_runtime.testing.engine_harness import EngineHarness
+from plugins.trtllm_backend.tests.answers import GREEDY, LENGTH, NAMES, RELAY, answers, prompt
 from tests.integration.prompts import PROMPTS
 from tests.integration.stack import Stack
 from tests.waiting import until
 
-NAMES = ("one-word", "question", "long-story", "emoji")
-LENGTH, RELAY = 41, 20
-"""Tokens of an answer: one of prefill, twenty of the relay, twenty of main."""
-GREEDY = Sampling(temperature=0)
 CONFIG: dict[str, Any] = {
     "block_size": 16,
     "kv_memory": "32MiB",
@@ -62,25 +54,16 @@ def stack(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def expected(tiny: Path) -> dict[str, list[int]]:
-    """What one engine by itself answers."""
-    async with EngineHarness.started(TrtllmEngine(TrtllmConfig(**CONFIG), ModelSpec(source=str(tiny)))) as harness:
-        language = Language(await harness.engine.tokenizer())
-        return {name: list((await harness.decode(await encode(language, name), LENGTH, GREEDY)).ids) for name in NAMES}
-
-
-async def encode(language: Language, name: str) -> tuple[int, ...]:
-    return await language.encode(language.chat(PROMPTS[name]), add_special_tokens=False)
+    return await answers(tiny)
 
 
 async def test_a_prompt_goes_straight_to_main_or_over_the_relay_and_the_tokens_are_the_same(
-    stack: Stack, expected: dict[str, list[int]]
+    stack: Stack, tiny: Path, expected: dict[str, list[int]]
 ) -> None:
     for route, overrides in (("P-MD", DIRECT), ("P-RLD-MD", HANDED_OFF)):
         async with stack.driver(*overrides) as driver:
-            language = Language(await driver.tokenizer())
             for name in NAMES:
-                prompt = await encode(language, name)
-                tokens, timeline = await stack.ask(driver, prompt, LENGTH, GREEDY)
+                tokens, timeline = await stack.ask(driver, await prompt(tiny, name), LENGTH, GREEDY)
                 assert timeline["route"] == route, timeline["reason"]
                 assert [token.id for token in tokens] == expected[name], (route, name)
                 if route == "P-RLD-MD":
@@ -88,11 +71,10 @@ async def test_a_prompt_goes_straight_to_main_or_over_the_relay_and_the_tokens_a
     await stack.idle(60)
 
 
-async def test_many_at_once_over_the_relay(stack: Stack, expected: dict[str, list[int]]) -> None:
+async def test_many_at_once_over_the_relay(stack: Stack, tiny: Path, expected: dict[str, list[int]]) -> None:
     async with stack.driver(*HANDED_OFF) as driver:
-        language = Language(await driver.tokenizer())
         asked = [name for name in NAMES for _ in range(3)]
-        prompts = {name: await encode(language, name) for name in NAMES}
+        prompts = {name: await prompt(tiny, name) for name in NAMES}
         answers = await asyncio.gather(*(stack.ask(driver, prompts[name], LENGTH, GREEDY) for name in asked))
     for name, (tokens, _) in zip(asked, answers, strict=True):
         assert [token.id for token in tokens] == expected[name]
@@ -115,23 +97,22 @@ async def test_a_client_that_goes_ends_its_request_everywhere(stack: Stack) -> N
 
 
 async def test_a_server_that_is_killed_takes_its_worker_along_and_both_come_back(
-    stack: Stack, expected: dict[str, list[int]]
+    stack: Stack, tiny: Path, expected: dict[str, list[int]]
 ) -> None:
     """Main's, in the midst of an answer: that fails and says why; the next one is right."""
     [before] = servers(stack, "main")
+    question = await prompt(tiny, "question")
     async with stack.driver(*DIRECT) as driver:
-        language = Language(await driver.tokenizer())
-        prompt = await encode(language, "question")
-        asking = asyncio.create_task(stack.ask(driver, prompt, 800, GREEDY))
+        asking = asyncio.create_task(stack.ask(driver, question, 800, GREEDY))
         await until(lambda: stack.loads().get("main/0", {}).get("sessions"))
         os.kill(before, signal.SIGKILL)
         with pytest.raises(PddError):
             await asking
-    await until(lambda: [pid for pid in servers(stack, "main") if pid != before], 300)
+    await until(lambda: "main/0" not in stack.loads())
     await until(lambda: "main/0" in stack.loads(), 300)
     assert before not in servers(stack, "main")
     async with stack.driver(*DIRECT) as driver:
-        tokens, timeline = await stack.ask(driver, prompt, LENGTH, GREEDY)
+        tokens, timeline = await stack.ask(driver, question, LENGTH, GREEDY)
     assert timeline["route"] == "P-MD"
     assert [token.id for token in tokens] == expected["question"]
 
