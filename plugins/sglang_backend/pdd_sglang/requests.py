@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from pdd_runtime.errors import EngineError, RequestError
 from pdd_runtime.plugins.engine import Sampling, Token
+from pdd_runtime.server.plane import Readings
+from pdd_sglang.rooms import NOBODY, Room
 
 PATH = "/generate"
 ABORT = "/abort_request"
+LOADS = "/v1/loads"
 
 
 def body(
@@ -33,6 +36,23 @@ def body(
     if salt:
         request["cache_salt"] = salt
     return request
+
+
+def to_room(
+    id: str, tokens: Sequence[int], max_tokens: int, sampling: Sampling, salt: str, eos: frozenset[int], room: Room
+) -> dict[str, Any]:
+    """One side of a transfer. A prefill server makes one token, whatever `max_tokens` is, and that is also the first
+    of the other side. Raises as `body`."""
+    request = body(id, tokens, max_tokens, sampling, salt, eos)
+    del request["session_id"]
+    return request | room.body
+
+
+def to_nobody(id: str, tokens: Sequence[int], sampling: Sampling, salt: str, eos: frozenset[int]) -> dict[str, Any]:
+    """A token of a server that exchanges its KV, without an exchange. Raises as `body`."""
+    request = body(id, tokens, 1, sampling, salt, eos)
+    del request["session_id"]
+    return request | {"bootstrap_host": NOBODY, "bootstrap_room": 0}
 
 
 def _parameters(max_tokens: int, sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
@@ -103,4 +123,35 @@ def _token(meta: _Meta, index: int, position: int, id: int, logprobs: int | None
     top = meta.output_top_logprobs[index] if logprobs else None
     return Token(
         position, id, meta.output_token_logprobs[index][0], tuple((other, value) for value, other, _ in top or ())
+    )
+
+
+class _Transfers(msgspec.Struct):
+    prefill_inflight_queue_reqs: int = 0
+
+
+class _Load(msgspec.Struct):
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    disaggregation: _Transfers | None = None
+
+
+class _Loads(msgspec.Struct):
+    loads: Annotated[list[_Load], msgspec.Meta(min_length=1)]
+
+
+def load(told: Any, page: int) -> Readings:
+    """What `LOADS` answers, in pages of `page` tokens. Raises `EngineError`."""
+    try:
+        one = msgspec.convert(told, _Loads).loads[0]
+    except msgspec.ValidationError as error:
+        raise EngineError("SGLang does not say how busy it is", where=LOADS, why=str(error)) from error
+    held = one.disaggregation.prefill_inflight_queue_reqs if one.disaggregation else 0
+    return Readings(
+        one.num_running_reqs + held,
+        one.num_waiting_reqs,
+        -(-one.num_used_tokens // page),
+        one.max_total_num_tokens // page,
     )
