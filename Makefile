@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 ASK ?= @graphs/quickstart-question.txt
 # Slow enough that a laptop's relay has something to hide (a fast one: LINK=160Mbit/s); the graph itself says 200 Mbit/s.
 LINK ?= 80Mbit/s
+VLLM_TESTS ?= plugins/vllm_backend
 PIP := $(BIN)/python -m pip install --quiet
 PROJECTS := $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: quickstart test test-sglang test-vllm check light install bench clean
+.PHONY: quickstart test test-sglang test-vllm check light install install-vllm bench clean
 
 quickstart: light
 	$(BIN)/pdd-runtime up graphs/quickstart.yaml --set spec.links.wan.bandwidth=$(LINK) --ask "$(ASK)"
@@ -32,9 +33,11 @@ $(VENV)-sglang/.installed: plugins/sglang_backend/requirements-cpu.txt plugins/s
 	$(VENV)-sglang/bin/python -m pip install --quiet --no-deps --no-build-isolation -e plugins/sglang_backend/cpu
 	@touch $@
 
-# The same with vLLM.
-test-vllm: install $(VENV)-vllm/.installed
-	PDD_VLLM_PYTHON=$(CURDIR)/$(VENV)-vllm/bin/python $(BIN)/pytest plugins/vllm_backend
+# The same with vLLM: minutes. VLLM_TESTS names a part of it.
+test-vllm: install install-vllm
+	PDD_VLLM_PYTHON=$(CURDIR)/$(VENV)-vllm/bin/python $(BIN)/pytest $(VLLM_TESTS)
+
+install-vllm: $(VENV)-vllm/.installed
 
 $(VENV)-vllm/.installed: plugins/vllm_backend/requirements-cpu.txt
 	$(PYTHON) -m venv $(VENV)-vllm
