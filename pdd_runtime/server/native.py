@@ -6,10 +6,11 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pdd_runtime.errors import EngineError, RequestError
-from pdd_runtime.kv import CachedNames, Stats
+from pdd_runtime.kv import CachedNames, Stats, seed
 from pdd_runtime.plugins.engine import (
     DecodeRequest,
     EngineHost,
@@ -27,6 +28,9 @@ from pdd_runtime.server.plane import DataPlane, Look, Readings
 from pdd_runtime.server.request import Generate, Piece, ServerRequest
 
 log = logging.getLogger(__name__)
+
+WORD_TIME = 1.0
+"""Seconds in which a server's word on what it has cached follows its answer."""
 
 
 class NativePlane(DataPlane):
@@ -107,6 +111,24 @@ class NativePlane(DataPlane):
             stop_token_ids=request.sampling.stop_token_ids,
             sealable=isinstance(request, DecodeRequest),
         )
+
+    def root(self, salt: str) -> bytes:
+        """Of the names of a tenant's blocks."""
+        return seed(self.model.fingerprint, self.model.layout.spec, salt=salt)
+
+    async def told_of(self, root: bytes, tokens: Sequence[int], n: int) -> None:
+        """Return when `names` has the first `n` tokens, which the server has just cached: it says so a moment after it
+        has answered. A moment later it does not matter."""
+        more = asyncio.Event()
+        unsubscribe = self.names.watch(lambda name, added: more.set())
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WORD_TIME):
+                    while self.names.cached(root, tokens) < n:
+                        more.clear()
+                        await more.wait()
+        finally:
+            unsubscribe()
 
     def offer(self, request: OfferRequest) -> Passed:
         return Passed(request.id, lambda id: self.offering(self._http, id, request))

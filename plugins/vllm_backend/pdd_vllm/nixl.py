@@ -14,7 +14,7 @@ import msgspec
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import EngineError, PddError
-from pdd_runtime.kv import seed
+from pdd_runtime.kv import chain
 from pdd_runtime.plugins.engine import EngineHost, Offer, OfferRequest, Received, ReceiveRequest, Sampling
 from pdd_runtime.server.cached_pages import CachedPages
 from pdd_runtime.server.geometry import Model
@@ -85,7 +85,7 @@ class NixlPlane(NativePlane):
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._kept.add(kept)
         try:
-            yield Offer(msgspec.to_builtins(_Terms(params, self._time, ends)))
+            yield Offer(msgspec.to_builtins(_Terms(params, self._of(request), self._time, ends)))
             async with asyncio.timeout(max(0.0, min(request.timeout, self._time) - (now() - began))):
                 await kept
         except TimeoutError:
@@ -106,8 +106,11 @@ class NixlPlane(NativePlane):
 
     async def receiving(self, http: HttpClient, id: str, request: ReceiveRequest) -> AsyncGenerator[Received, None]:
         where = f"request {request.id}"
-        terms = _Terms.of(request.offer, where)
+        terms = _Terms.read(request.offer, where)
         began, left = now(), terms.ends - time.time()
+        if terms.of != self._of(request):
+            # To vLLM blocks are numbers: it would take these for whatever it is asked about.
+            raise EngineError("the offer is of other tokens, or of another model", where=where)
         here = min(self.cached(self.root(request.salt), request.tokens), self._most(len(request.tokens)))
         body = completions.request(request.tokens, 1, _ONE, request.salt, self.model.vocab)
         body |= {"kv_transfer_params": terms.vllm, "stream_options": {"include_usage": True}}
@@ -129,14 +132,12 @@ class NixlPlane(NativePlane):
             raise EngineError(
                 "vLLM did not get all of the KV", where=where, why=f"of {len(request.tokens)} tokens it has {found}"
             )
+        await self.told_of(self.root(request.salt), request.tokens, self._most(len(request.tokens)))
         yield Received(here, len(request.tokens) - here)
 
     async def follow(self, http: HttpClient) -> None:
         pages = CachedPages(self.names, self.root)
         await KvEvents(events_at(str(self.socket)), replay_at(str(self.socket)), pages).run()
-
-    def root(self, salt: str) -> bytes:
-        return seed(self.model.fingerprint, self.model.layout.spec, salt=salt)
 
     def distrust(self, where: str) -> None:
         """Wrong KV may be in the server's cache: only a new server is sure to have none."""
@@ -149,6 +150,9 @@ class NixlPlane(NativePlane):
     def _time(self) -> float:
         """Seconds that a reader has."""
         return self.config.lease / 2
+
+    def _of(self, request: OfferRequest | ReceiveRequest) -> str:
+        return chain(self.root(request.salt), request.tokens, self.model.layout.block_size)[-1].name.hex()
 
     def _most(self, tokens: int) -> int:
         """Of a prompt vLLM finds so many tokens in its cache at most: whole blocks, and not the last token."""
@@ -182,13 +186,15 @@ class _Terms(msgspec.Struct, frozen=True):
 
     vllm: dict[str, Any]
     """vLLM's own parameters."""
+    of: str
+    """What the KV is of: the name of the last block, which stands for all before it."""
     seconds: float
     """That a reader has."""
     ends: float
     """The lease does, by the time of day."""
 
     @classmethod
-    def of(cls, offer: Offer, where: str) -> Self:
+    def read(cls, offer: Offer, where: str) -> Self:
         """Raises `EngineError`."""
         try:
             return msgspec.convert(offer.params, cls)
