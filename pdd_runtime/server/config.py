@@ -56,6 +56,11 @@ class ServerConfig(BaseModel, frozen=True, extra="forbid"):
         """What starts the server's Python."""
         return str(self.python.expanduser()) if self.python else sys.executable
 
+    @property
+    def by_socket(self) -> bool:
+        """Whether worker and server meet at a unix socket, beside the url."""
+        return True
+
     @field_validator("url")
     @classmethod
     def _reachable(cls, url: str | None) -> str | None:
@@ -94,7 +99,9 @@ class ServerConfig(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _attach_or_start(self) -> Self:
-        if self.url is not None and self.socket is None:
+        if self.socket is not None and not self.by_socket:
+            raise ValueError("socket is of no use here: worker and server meet at the url alone")
+        if self.url is not None and self.socket is None and self.by_socket:
             raise ValueError("url needs socket: the path that the running server's connector was given")
         if self.url is None and self.socket is not None:
             raise ValueError("socket goes with url: a server that the worker starts is given a socket of the worker's")

@@ -18,6 +18,7 @@ import pytest
 from pdd_runtime.plugins.engine import Engine, ModelSpec
 from pdd_runtime.testing.engine_kv_suite import KvConformance
 from pdd_runtime.testing.engine_suite import EngineConformance
+from pdd_runtime.testing.native_suite import NativeConformance
 from pdd_runtime.testing.tiny_model import write_tiny_model
 from pdd_trtllm.config import TrtllmConfig
 from pdd_trtllm.engine import TrtllmEngine
@@ -26,6 +27,11 @@ from pdd_trtllm.testing import standin
 URL, SOCKET, MODEL = "TRTLLM_URL", "TRTLLM_SOCKET", "TRTLLM_MODEL"
 """Environment variables: a real server, the socket that its connector was given, and the directory of its model."""
 SMALL = {"kv_memory": "2MiB", "context_length": 512, "batch_limit": 2, "token_budget": 64, "start_timeout": "5min"}
+NATIVE = {
+    **{name: value for name, value in SMALL.items() if name != "kv_memory"},
+    "data_plane": "native",
+    "batch_limit": 8,
+}
 
 
 class TrtllmConformance(EngineConformance):
@@ -65,6 +71,53 @@ class TestOneByOne(TrtllmConformance):
     """Each pass begins when the one before it is over, and each layer's heads are on two ranks."""
 
     settings: ClassVar[dict[str, Any]] = {"block_size": 8, "overlap": False, "tp": 2, "attention": "FLASHINFER"}
+
+
+class TestNative(NativeConformance):
+    """TensorRT-LLM's own transfers. The reader's passes overlap, the giver's cannot."""
+
+    frees_at_once: ClassVar[bool] = False
+    settings: ClassVar[dict[str, Any]] = {"block_size": 16}
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+        return ModelSpec(source=str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def givers(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[TrtllmEngine]]:
+        with standin.attaching(tmp_path_factory.mktemp("givers"), "prefill") as engine:
+            yield engine
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def readers(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[TrtllmEngine]]:
+        with standin.attaching(tmp_path_factory.mktemp("readers"), "main") as engine:
+            yield engine
+
+    @pytest.fixture
+    def giver(self, givers: type[TrtllmEngine], model: ModelSpec) -> Engine:
+        return givers(TrtllmConfig(**NATIVE, block_size=16, transfer_timeout="60s"), model)
+
+    @pytest.fixture
+    def reader(self, readers: type[TrtllmEngine], model: ModelSpec) -> Engine:
+        """Who waits for what was read waits as long as it may."""
+        return readers(TrtllmConfig(**NATIVE, **self.settings, transfer_timeout="5s"), model)
+
+    @pytest.fixture(autouse=True)
+    def _fresh(self, request: pytest.FixtureRequest) -> None:
+        """The servers remember the prompts of other tests: this one has others."""
+        self._test = request.node.nodeid
+
+    def prompt(self, n: int, which: int = 0) -> tuple[int, ...]:
+        return tuple(random.Random(f"{self._test} {which}").choices(self.vocabulary, k=n))
+
+
+class TestNativeRanks(TestNative):
+    """The reader has two ranks, other pages, and passes that do not overlap either."""
+
+    settings: ClassVar[dict[str, Any]] = {"block_size": 8, "tp": 2, "overlap": False}
 
 
 class TestRealServer(TrtllmConformance):

@@ -7,10 +7,12 @@ from typing import Any
 
 from pdd_runtime.plugins.engine import Sampling
 
+PATH = "/v1/completions"
 MODEL = "pdd"
 """A server has one model, and does not compare names."""
 BIAS = 100.0
 """The largest bias that it takes, either way: as OpenAI's API."""
+_ANY = Sampling(temperature=0)
 
 
 def completion(tokens: Sequence[int], max_tokens: int, sampling: Sampling) -> dict[str, Any]:
@@ -40,3 +42,16 @@ def completion(tokens: Sequence[int], max_tokens: int, sampling: Sampling) -> di
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): min(BIAS, max(-BIAS, bias)) for token, bias in sampling.logit_bias}
     return body
+
+
+def context(tokens: Sequence[int]) -> dict[str, Any]:
+    """A request that has the KV of `tokens` kept for a reader. Its own token is dropped; it is asked for two, as where
+    but one is wanted nothing is kept."""
+    params = {"disaggregated_params": {"request_type": "context_only"}}
+    return completion(tokens, 2, _ANY) | {"stream": False} | params
+
+
+def generation(tokens: Sequence[int], disaggregated: dict[str, Any]) -> dict[str, Any]:
+    """A request that reads it. It ends with its first token, for what was read is found by others once it has ended."""
+    params = {"disaggregated_params": disaggregated | {"request_type": "generation_only"}}
+    return completion(tokens, 1, _ANY) | {"stream": False} | params

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from pdd_trtllm.conformance import TestOneByOne, TestOverlapped, TestRealServer
+from pdd_trtllm.conformance import TestNative, TestNativeRanks, TestOneByOne, TestOverlapped, TestRealServer
 
-__all__ = ["TestOneByOne", "TestOverlapped", "TestRealServer"]
+__all__ = ["TestNative", "TestNativeRanks", "TestOneByOne", "TestOverlapped", "TestRealServer"]

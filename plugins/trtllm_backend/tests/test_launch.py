@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +19,12 @@ from pdd_trtllm.testing.protocol import CompletionRequest
 from pydantic import ValidationError
 
 from pdd_runtime.errors import EngineError
+from pdd_runtime.graph import Role
 from pdd_runtime.plugins.engine import ModelSpec, Sampling
 from pdd_runtime.server.launch import Launch
 from pdd_runtime.testing.engine_harness import StoreHost
 
+NATIVE: dict[str, Any] = {"data_plane": "native"}
 SPEC = ModelSpec(source="/models/llama", dtype="bfloat16")
 
 
@@ -51,6 +54,46 @@ def test_the_command_is_what_the_server_takes(tmp_path: Path, monkeypatch: pytes
     assert args.kv_connector_config.connector_module == "pdd_connector.trtllm.connector"
 
 
+@pytest.mark.parametrize(("role", "overlaps"), [("prefill", False), ("relay", True), ("main", True)])
+def test_the_native_command_is_what_the_server_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role, overlaps: bool
+) -> None:
+    config = TrtllmConfig.model_validate(
+        NATIVE | {"transceiver": "UCX", "context_length": 4096, "transfer_timeout": "90s"}
+    )
+    found = launch(config, SPEC, Path("/models/llama"), 8123, "/run/agent", role)
+    found.write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    args = parse(found.argv[3:]).args
+    assert args.kv_connector_config is None
+    assert args.cache_transceiver_config is not None
+    transceiver = args.cache_transceiver_config
+    assert (transceiver.backend, transceiver.max_tokens_in_buffer) == ("UCX", 4096)
+    assert transceiver.kv_transfer_timeout_ms == 90_000
+    assert args.kv_cache_config.event_buffer_max_size > 0
+    assert args.kv_cache_config.enable_partial_reuse
+    assert args.disable_overlap_scheduler is not overlaps
+    assert "PDD_SOCKET" not in found.env
+
+
+def test_a_buffer_for_transfers_holds_the_longest_prompt(tiny: Path) -> None:
+    def tokens(directory: Path, **settings: Any) -> int | None:
+        found = launch(TrtllmConfig.model_validate(NATIVE | settings), SPEC, directory, 8123, "", "main")
+        most: int | None = yaml.safe_load(found.files[FILE])["cache_transceiver_config"].get("max_tokens_in_buffer")
+        return most
+
+    longest = json.loads((tiny / "config.json").read_text())["max_position_embeddings"]
+    assert tokens(tiny) == longest
+    assert tokens(tiny, context_length=128) == 128
+    assert tokens(tiny, context_length=128, transfer_tokens=64) == 64
+    assert tokens(tiny / "elsewhere") is None
+
+
+def test_a_native_pool_attaches_by_its_url_alone() -> None:
+    config = TrtllmConfig.model_validate(NATIVE | {"url": "http://127.0.0.1:8000"})
+    assert config.socket is None
+
+
 def test_the_connector_is_told_its_socket_on_every_rank() -> None:
     env = launched(env={"CUDA_VISIBLE_DEVICES": "0,1"}).env
     assert env["PDD_SOCKET"] == env["TRTLLM_PDD_SOCKET"] == "/run/agent"
@@ -73,9 +116,16 @@ def test_a_graphs_own_options_stand_beside_ours() -> None:
         ({"options": {"kv_cache_config": {"tokens_per_block": 64}}}, "block_size"),
         ({"block_size": 24}, "power of two"),
         ({"block_size": 64, "token_budget": 32}, "less than a block"),
+        ({"transceiver": "UCX"}, "data_plane: native"),
+        ({"url": "http://127.0.0.1:8000"}, "socket"),
+        (NATIVE | {"kv_memory": "1GiB"}, "engine_kv_memory"),
+        (NATIVE | {"options": {"cache_transceiver_config": {}}}, "transfer_timeout"),
+        (NATIVE | {"options": {"kv_connector_config": {}}}, "no connector"),
+        (NATIVE | {"options": {"kv_cache_config": {"event_buffer_max_size": 0}}}, "events"),
+        (NATIVE | {"url": "http://127.0.0.1:8000", "socket": "/run/agent"}, "of no use"),
     ],
 )
-def test_what_would_break_the_connector_is_refused(settings: dict[str, Any], word: str) -> None:
+def test_what_would_break_the_data_plane_is_refused(settings: dict[str, Any], word: str) -> None:
     with pytest.raises(ValidationError, match=word):
         TrtllmConfig(**settings)
 
@@ -105,6 +155,9 @@ def test_listing_the_plugin_imports_no_torch_and_no_tensorrt() -> None:
 def test_no_more_is_promised_than_survives_a_handoff() -> None:
     promised = TrtllmEngine.promises(SPEC, TrtllmConfig())
     assert promised.names == {"fan_out", "logit_bias"}
+    native = TrtllmEngine.promises(SPEC, TrtllmConfig.model_validate(NATIVE))
+    assert native.names == {"logit_bias"}
+    assert (native.kv, native.extend) == ("native", "local")
 
 
 async def test_an_exact_mode_is_refused(tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ class Executor:
         self.passes = 0
         self.computed = 0
         """Tokens whose KV was computed, in all passes."""
+        self.reused: dict[int, int] = {}
+        """Tokens of each request's prompt that were found; who asks for a request removes it in the end."""
         self.stats: deque[dict[str, object]] = deque(maxlen=1000)
         """Of the passes since somebody looked."""
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
@@ -209,14 +211,18 @@ class Executor:
 
     def _begin(self, task: Task) -> None:
         task.begun = True
-        task.held, task.reused = self._cache.begin(task.known)
+        self._find(task)
         loaded = 0 if self._driver is None else self._driver.match(task, task.reused)
         task.computed = task.reused + loaded
+
+    def _find(self, task: Task) -> None:
+        task.held, task.reused = self._cache.begin(task.known)
+        self.reused[task.request_id] = task.reused
 
     def _receive(self, task: Task, asked: Generation) -> None:
         """Have the KV of its prompt come, but for what is here."""
         task.begun = task.receiving = True
-        task.held, task.reused = self._cache.begin(task.known)
+        self._find(task)
         assert self.transceiver is not None
         self.transceiver.pull(task.request_id, asked, task.held.pages, task.reused, task.prompt)
 

@@ -123,7 +123,7 @@ class Api:
             finish = why
         if finish == "cancelled" or isinstance(finish, Failed):
             return self._error("the request was cancelled" if finish == "cancelled" else finish)
-        told = self._chunk(request, ids, finish) | {"usage": self._usage(len(prompt), len(ids))}
+        told = self._chunk(request, ids, finish) | {"usage": self._usage(answer.number, len(prompt), len(ids))}
         told["choices"][0]["disaggregated_params"] = None
         if asked == "context_only" and finish == "length":
             told["choices"][0]["disaggregated_params"] = self._kept(answer.number, ids[0], prompt)
@@ -138,16 +138,20 @@ class Api:
         return params.model_dump()
 
     async def _stream(self, request: CompletionRequest, answer: _Answer, prompt: int) -> AsyncGenerator[str, None]:
-        made = 0
+        made, options = 0, request.stream_options
+        usage = options is not None and options.include_usage
         async for tokens, finish in answer.pieces():
             if isinstance(finish, Failed):
                 yield f"data: {json.dumps({'error': self._complaint(finish)})}\n\n"
                 return
             made += len(tokens)
-            yield f"data: {json.dumps(self._chunk(request, tokens, finish))}\n\n"
-        if request.stream_options is not None and request.stream_options.include_usage:
-            chunk = self._chunk(request, [], None) | {"choices": [], "usage": self._usage(prompt, made)}
+            chunk = self._chunk(request, tokens, finish)
+            if usage and options is not None and options.continuous_usage_stats:
+                chunk["usage"] = self._usage(answer.number, prompt, made)
             yield f"data: {json.dumps(chunk)}\n\n"
+        if usage:
+            told = {"choices": [], "usage": self._usage(answer.number, prompt, made)}
+            yield f"data: {json.dumps(self._chunk(request, [], None) | told)}\n\n"
         yield "data: [DONE]\n\n"
 
     async def _await_disconnected(self, raw: Request, answer: _Answer) -> None:
@@ -155,6 +159,7 @@ class Api:
             await asyncio.sleep(DISCONNECT_POLL)
         if not answer.over:
             self._executor.cancel(answer.number)
+        self._executor.reused.pop(answer.number, None)
 
     def _examine(self, request: CompletionRequest) -> tuple[list[int], int, Sampling]:
         """Prompt, tokens to make, and how. Raises `Refusal`."""
@@ -210,9 +215,9 @@ class Api:
             "usage": None,
         }
 
-    @staticmethod
-    def _usage(prompt: int, made: int) -> dict[str, int]:
-        return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    def _usage(self, request: int, prompt: int, made: int) -> dict[str, Any]:
+        counts = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+        return counts | {"prompt_tokens_details": {"cached_tokens": self._executor.reused.get(request, 0)}}
 
     def _error(self, message: str) -> Response:
         return JSONResponse(self._complaint(message), status_code=400)

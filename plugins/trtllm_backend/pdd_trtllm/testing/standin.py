@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel
 
+from pdd_runtime.graph import Role
 from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.server.process import free_port
 from pdd_runtime.testing.running_server import RunningServer
@@ -30,11 +31,14 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(config: TrtllmConfig, model: ModelSpec, directory: Path, socket: Path | None, **env: str) -> Iterator[str]:
-    """A stand-in for the model in `model.source`; gives its url. Its connector dials `socket`, and it does not listen
-    before a worker is there; with None it has no connector, and listens. `directory` is for its files and its log."""
-    port = free_port()
-    found = launch(config.model_copy(update={"env": environment(**env)}), model, Path(model.source), port, str(socket))
+def running(
+    config: TrtllmConfig, model: ModelSpec, directory: Path, socket: Path | None, role: Role = "aggregated", **env: str
+) -> Iterator[str]:
+    """A stand-in for the model in `model.source`, in a pool of that role; gives its url. Its connector dials `socket`,
+    and it does not listen before a worker is there; with None it has no connector, and listens. `directory` is for its
+    files and its log."""
+    port, path = free_port(), Path(model.source)
+    found = launch(config.model_copy(update={"env": environment(**env)}), model, path, port, str(socket), role)
     if socket is None:
         file = yaml.safe_load(found.files[FILE])
         file.pop("kv_connector_config", None)
@@ -47,10 +51,10 @@ def running(config: TrtllmConfig, model: ModelSpec, directory: Path, socket: Pat
 
 
 @contextmanager
-def attaching(directory: Path) -> Iterator[type[TrtllmEngine]]:
-    """An engine each of whose instances attaches to a stand-in with its settings that no other one has: to one that
-    ran before, where there is one, for a start takes longer than all that a test asks of it. They remember the prompts
-    of the instances before."""
+def attaching(directory: Path, role: Role = "aggregated") -> Iterator[type[TrtllmEngine]]:
+    """An engine, for pools of that role, each of whose instances attaches to a stand-in with its settings that no other
+    one has: to one that ran before, where there is one, for a start takes longer than all that a test asks of it. They
+    remember the prompts of the instances before."""
     numbers = count()
     free: dict[str, list[TrtllmConfig]] = {}
     with ExitStack() as stack:
@@ -70,9 +74,10 @@ def attaching(directory: Path) -> Iterator[type[TrtllmEngine]]:
                     self._free.append(self.config)
 
         def _started(config: TrtllmConfig, model: ModelSpec) -> TrtllmConfig:
-            place = directory / f"server-{next(numbers)}"
+            place = directory / f"{role}-{next(numbers)}"
             place.mkdir()
-            url = stack.enter_context(running(config, model, place, place / "agent"))
-            return config.model_copy(update={"url": url, "socket": place / "agent"})
+            socket = place / "agent" if config.by_socket else None
+            url = stack.enter_context(running(config, model, place, socket, role))
+            return config.model_copy(update={"url": url, "socket": socket})
 
         yield Attaching
