@@ -20,7 +20,7 @@ class Publisher:
 
     def __init__(self, directory: Path, keeps: int = 100) -> None:
         """`keeps`: messages that can be replayed."""
-        self.endpoint, self.replay = (f"ipc://{directory / name}" for name in ("events", "replay"))
+        self.endpoint, self.replay = (f"ipc://{directory / name}" for name in ("agent", "agent-replay"))
         self._buffer = deque[tuple[int, bytes]](maxlen=keeps)
         self._number = 0
         self.replays: list[int] = []

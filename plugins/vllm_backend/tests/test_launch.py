@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pdd_vllm.config import VllmConfig
@@ -80,6 +81,49 @@ def test_the_server_finds_the_worker_s_own_release_of_the_connector(tmp_path: Pa
     assert str(Path(found).parents[1]) not in path
 
 
+def test_with_its_own_transfer_it_has_no_connector_of_ours_and_publishes_what_it_caches() -> None:
+    config = VllmConfig.model_validate(
+        {
+            "data_plane": "nixl",
+            "nixl_host": "10.1.2.3",
+            "nixl_port": 5601,
+            "lease": "90500ms",
+            "env": {"UCX_TLS": "tcp"},
+        }
+    )
+    run = launch(config)
+    assert json.loads(flag(run, "--kv-transfer-config")) == {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "fail",
+        "kv_connector_extra_config": {"kv_lease_duration": 91},
+    }
+    assert json.loads(flag(run, "--kv-events-config")) == {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "ipc:///run/pdd/agent",
+        "replay_endpoint": "ipc:///run/pdd/agent-replay",
+    }
+    assert run.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "10.1.2.3"
+    assert run.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5601"
+    assert run.env["UCX_TLS"] == "tcp"
+    assert "PYTHONPATH" not in run.env
+    assert not run.files
+    assert "--kv-events-config" not in launch(VllmConfig()).argv
+
+
+def test_where_any_port_is_free_to_take_vllm_s_own_is_shown() -> None:
+    assert launch(VllmConfig(data_plane="nixl")).env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+
+
+def test_its_own_transfer_is_promised_as_such() -> None:
+    portable = VllmEngine.promises(MODEL, VllmConfig())
+    native = VllmEngine.promises(MODEL, VllmConfig(data_plane="nixl"))
+    assert (portable.kv, portable.fan_out, portable.extend) == ("portable", True, "local")
+    assert (native.kv, native.fan_out, native.extend) == ("native", False, "local")
+    assert native.names == portable.names - {"fan_out"}
+
+
 async def test_an_exact_mode_is_refused_before_anything_starts() -> None:
     engine = VllmEngine(VllmConfig(), ModelSpec(source="/models/llama", mode="exact"))
     with pytest.raises(EngineError, match="exact"):
@@ -99,3 +143,23 @@ def test_a_flag_that_the_worker_sets_is_refused(flag: str) -> None:
 def test_a_misspelt_setting_is_refused() -> None:
     with pytest.raises(ValueError, match="blok_size"):
         VllmConfig.model_validate({"blok_size": 32})
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"lease": "60s"}, "lease is of no use without data_plane: nixl"),
+        ({"nixl_port": 5601}, "nixl_port is of no use"),
+        ({"data_plane": "nixl", "lease": "1s"}, "greater than or equal to 12"),
+        ({"data_plane": "nixl", "kv_memory": "1GiB"}, "see engine_kv_memory"),
+        ({"data_plane": "nixl", "args": ["--pipeline-parallel-size=2"]}, "no pipeline"),
+        ({"data_plane": "nixl", "args": ["-dp", "2"]}, "replicas"),
+        ({"data_plane": "nixl", "args": ["--kv-events-config", "{}"]}, "is set by the worker"),
+        ({"data_plane": "nixl", "args": ["--no-enable-prefix-caching"]}, "is set by the worker"),
+        ({"data_plane": "nixl", "env": {"VLLM_NIXL_SIDE_CHANNEL_PORT": "1"}}, "is set by nixl_host and nixl_port"),
+        ({"data_plane": "mooncake"}, "'pdd' or 'nixl'"),
+    ],
+)
+def test_what_would_break_a_data_plane_is_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        VllmConfig.model_validate(settings)
