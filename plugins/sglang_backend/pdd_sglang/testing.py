@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from pdd_runtime.errors import EngineError
+from pdd_runtime.graph import Role
 from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.server.process import free_port
 from pdd_runtime.testing import attached_engine
@@ -42,17 +44,23 @@ def interpreter() -> Path:
 
 def settings() -> SglangConfig:
     """Of a small server on a CPU."""
-    return SglangConfig.model_validate(
-        {
-            "python": interpreter(),
-            "device": "cpu",
-            "batch_limit": 8,
-            "token_budget": 64,
-            "kv_memory": "16MiB",
-            "engine_kv_memory": "16MiB",
-            "start_timeout": START,
-        }
-    )
+    return SglangConfig.model_validate({**_small(), "kv_memory": "16MiB"})
+
+
+def transfer_settings() -> SglangConfig:
+    """Of one that moves its KV itself. It gives a transfer up before a test gives it up."""
+    return SglangConfig.model_validate({**_small(), "data_plane": "mooncake_tcp", "transfer_timeout": "15s"})
+
+
+def _small() -> dict[str, object]:
+    return {
+        "python": interpreter(),
+        "device": "cpu",
+        "batch_limit": 8,
+        "token_budget": 64,
+        "engine_kv_memory": "16MiB",
+        "start_timeout": START,
+    }
 
 
 class AttachedEngine(attached_engine.AttachedEngine, SglangEngine):
@@ -72,6 +80,36 @@ def servers(configs: Sequence[SglangConfig], model: ModelSpec, directory: Path) 
     """Yields the settings of engines that attach to them; `AttachedEngine` takes these."""
     with attached_engine.servers(SglangEngine, AttachedEngine, configs, model, directory) as attached:
         yield attached
+
+
+@contextmanager
+def transferring(model: ModelSpec, directory: Path, *roles: Role) -> Iterator[dict[Role, SglangConfig]]:
+    """A server for each role, that moves its KV itself; they start all at once. Gives how engines attach to them."""
+    config, attaching = transfer_settings(), {}
+    with ExitStack() as stack:
+        running = {}
+        for role in roles:
+            place = directory / role
+            place.mkdir()
+            port, socket = free_port(), place / "agent"
+            launch = _made(config, model, role).launch(Path(model.source), port, str(socket))
+            running[role] = stack.enter_context(RunningServer(launch, place))
+            attached = {"url": f"http://127.0.0.1:{port}", "socket": socket}
+            attaching[role] = config.model_copy(update=attached)
+
+        async def all_served() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for role, server in running.items():
+                    tasks.create_task(server.until_served(_made(attaching[role], model, role)))
+
+        asyncio.run(all_served())
+        yield attaching
+
+
+def _made(config: SglangConfig, model: ModelSpec, role: Role) -> SglangEngine:
+    engine = SglangEngine(config, model)
+    engine.role = role
+    return engine
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,18 +65,30 @@ def sglang() -> dict[str, Any]:
     return {"plugin": "sglang", "config": testing.settings().model_dump(mode="json", include=names)}
 
 
+def sglang_pd() -> dict[str, Any]:
+    """The same, of one that moves its KV itself."""
+    names = {"python", "device", "batch_limit", "token_budget", "engine_kv_memory", "start_timeout", "data_plane"}
+    settings = testing.transfer_settings().model_dump(mode="json", include=names)
+    return {"plugin": "sglang", "config": settings}
+
+
 @contextmanager
-def fleet(directory: Path, engines: Mapping[str, dict[str, Any]]) -> Iterator[Fleet]:
-    """`engines`: pool → its engine, as a graph has it."""
+def fleet(
+    directory: Path,
+    engines: Mapping[str, dict[str, Any]],
+    graph: str = "quickstart-torch",
+    more: Sequence[str] = (RELAY_KV,),
+) -> Iterator[Fleet]:
+    """`engines`: pool → its engine, as a graph has it. `more`: overrides of the graph."""
     model = ModelSpec(source=str(write_tiny_model(directory / "tiny", seed=3)))
     with testing.plain(testing.settings(), model, directory) as url:
         expected = {n: ask_plain(url, prompt) for n, prompt in PROMPTS.items()}
     ports = {pool: free_port() for pool in POOLS}
-    overrides = [f"spec.model.source={model.source}", RELAY_KV]
+    overrides = [f"spec.model.source={model.source}", *more]
     for pool, engine in engines.items():
         whole = engine | {"config": engine["config"] | {"port": ports[pool]}}
         overrides.append(f"spec.pools.{pool}.engine={json.dumps(whole)}")
-    with PatientStack("quickstart-torch", directory / "state", *overrides) as stack:
+    with PatientStack(graph, directory / "state", *overrides) as stack:
         yield Fleet(stack, ports, expected)
 
 
@@ -99,3 +111,26 @@ async def ask(fleet: Fleet, driver: Driver, prompt: tuple[int, ...], salt: str) 
     timeline = fleet.stack.timelines.get(request.id)
     assert timeline is not None
     return Answer(tuple(ids), timeline.body())
+
+
+def busy(fleet: Fleet, pool: str) -> float:
+    """Requests and tokens that the server holds."""
+    loads = httpx.get(f"http://127.0.0.1:{fleet.ports[pool]}/v1/loads", timeout=60).raise_for_status().json()["loads"]
+    held = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+    return float(sum(load[name] for load in loads for name in held))
+
+
+def serves(fleet: Fleet) -> bool:
+    return bool(httpx.get(f"{fleet.stack.url}/ready", timeout=60).status_code == 200)
+
+
+def server_of(port: int) -> int:
+    """The process of the server at that port."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (place / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"sglang.launch_server" in arguments and str(port).encode() in arguments and b"-I" not in arguments:
+            return int(place.name)
+    raise AssertionError(f"no server at port {port}")

@@ -6,9 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
-import httpx
 import pytest
 from openai import AsyncOpenAI
 
@@ -19,7 +17,7 @@ from pdd_runtime.plugins.engine import Sampling
 from tests.waiting import until
 
 from . import sglang_graph
-from .sglang_graph import LONG, POOLS, PROMPTS, ROUTES, TOKENS, Fleet, ask
+from .sglang_graph import LONG, POOLS, PROMPTS, ROUTES, TOKENS, Fleet, ask, busy, server_of, serves
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -122,11 +120,6 @@ async def test_a_client_that_goes_frees_all_servers(fleet: Fleet, client: AsyncO
             await until(lambda pool=pool: not busy(fleet, pool), 120)  # type: ignore[misc]
 
 
-def busy(fleet: Fleet, pool: str) -> float:
-    loads = httpx.get(f"http://127.0.0.1:{fleet.ports[pool]}/v1/loads", timeout=60).raise_for_status().json()["loads"]
-    return float(sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads))
-
-
 async def test_a_killed_server_ends_its_sessions_and_comes_again(fleet: Fleet) -> None:
     """Last: it takes a server's start."""
     async with fleet.stack.driver(*ROUTES["P-MD"]) as driver:
@@ -148,19 +141,3 @@ async def kill_behind_the_fifth_token(fleet: Fleet, driver: Driver, request: Ses
         seen += 1
         if seen == 5:
             os.kill(server_of(fleet.ports["main"]), signal.SIGKILL)
-
-
-def serves(fleet: Fleet) -> bool:
-    return bool(httpx.get(f"{fleet.stack.url}/ready", timeout=60).status_code == 200)
-
-
-def server_of(port: int) -> int:
-    """The process of the server at that port."""
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            arguments = (place / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"sglang.launch_server" in arguments and str(port).encode() in arguments and b"-I" not in arguments:
-            return int(place.name)
-    raise AssertionError(f"no server at port {port}")
