@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pdd_runtime.clock import now
 from pdd_runtime.discovery.registry import TTL, Departure, Receipt, Registration, View, Watch
 from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, LaunchError, PddError
-from pdd_runtime.plugins.discovery import Discovery, Member
+from pdd_runtime.plugins.discovery import Discovery, GraphMark, Member
 from pdd_runtime.plugins.hookspecs import hookimpl
 from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import Greeting, RpcConnection, connect
@@ -36,9 +36,10 @@ class LocalDiscovery(Discovery):
     name = "local"
     Config = LocalConfig
     ttl = TTL
+    across_hosts = False
 
-    def __init__(self, config: BaseModel, address: str, secret: str) -> None:
-        super().__init__(config, address, secret)
+    def __init__(self, config: BaseModel, address: str, secret: str, graph: GraphMark | None = None) -> None:
+        super().__init__(config, address, secret, graph)
         self._greeting = Greeting(graph="", secret=secret, cluster="", name=f"discovery of process {os.getpid()}")
         self._mine: dict[WorkerKey, Member] = {}
         self._born: dict[WorkerKey, float] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from pydantic import BaseModel
@@ -31,16 +31,35 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Of a ready worker."""
 
 
+class GraphMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Which graph a process belongs to. Processes find each other only where theirs are equal."""
+
+    name: str
+    digest: str = ""
+    """Of `shared`."""
+    shared: dict[str, Any] = {}
+    """What all processes of the graph must agree on, wherever they were started: the part of its spec that is not
+    one cluster's own business."""
+
+
 class Discovery(ABC):
     """A member is gone when it says so, or when it has not renewed for `ttl` seconds."""
 
     name: ClassVar[str]
     Config: ClassVar[type[BaseModel]]
     ttl: ClassVar[float] = 2.0
+    across_hosts: ClassVar[bool] = True
+    """Whether processes that different launchers started find each other: `up --cluster` needs it."""
 
-    def __init__(self, config: BaseModel, address: str, secret: str) -> None:
-        """`address`: where this graph's launcher answers (local), unused where the config names servers."""
-        self.config, self.address, self.secret = config, address, secret
+    def __init__(self, config: BaseModel, address: str, secret: str, graph: GraphMark | None = None) -> None:
+        """`address`: where this graph's launcher answers (local), unused where the config names servers. `graph`:
+        whose processes are to be found; None: those that `address` knows."""
+        self.config, self.address, self.secret, self.graph = config, address, secret, graph
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody can be found or told anything at this moment; empty: all is well."""
+        return ""
 
     @abstractmethod
     async def register(self, member: Member) -> None:

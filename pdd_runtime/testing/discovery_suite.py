@@ -28,13 +28,16 @@ import pytest_asyncio
 from pydantic import BaseModel
 
 from pdd_runtime.errors import PddError
-from pdd_runtime.plugins.discovery import Discovery, Member
+from pdd_runtime.plugins.discovery import Discovery, GraphMark, Member
 from pdd_runtime.plugins.routing import WorkerKey
 
 PATIENCE = 10.0
 """Seconds after which a view counts as not coming."""
 PROMPT = 2.0
 """Seconds in which one who says goodbye is gone for all."""
+
+GRAPH = GraphMark(name="demo", digest="d1", shared={"clusters": ["dc-a"]})
+"""Whose processes the suite plays."""
 
 Join = Callable[[], Discovery]
 
@@ -124,7 +127,7 @@ class DiscoveryConformance:
         made: list[Discovery] = []
 
         def make() -> Discovery:
-            made.append(self.plugin(config, address, secret))
+            made.append(self.plugin(config, address, secret, GRAPH))
             return made[-1]
 
         yield make

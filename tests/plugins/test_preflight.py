@@ -46,7 +46,7 @@ def test_every_example_runs_on_what_is_installed(plugins: PluginManager, path: P
         ("spec.routing.plugin=hit", 'no installed plugin brings a routing policy called "hit"'),
         ("spec.routing.config.threshold=2", 'setting "threshold" of routing policy hit-threshold is 2'),
         ("spec.handoff.plugin=late", 'no installed plugin brings a handoff strategy called "late"'),
-        ("spec.discovery.plugin=etcd", 'no installed plugin brings a discovery called "etcd"'),
+        ("spec.discovery.plugin=zookeeper", 'no installed plugin brings a discovery called "zookeeper"'),
         ("spec.discovery.config.ttl=2", 'discovery local has no setting "ttl"'),
     ],
 )

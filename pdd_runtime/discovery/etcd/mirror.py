@@ -1,0 +1,139 @@
+"""What etcd has of a graph, as one process knows it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from pdd_runtime.discovery.etcd.client import Entry
+from pdd_runtime.plugins.discovery import GraphMark, Member
+from pdd_runtime.plugins.routing import WorkerKey
+
+log = logging.getLogger(__name__)
+
+Slot = tuple[str, int]
+"""(pool, index): of all epochs only the newest may stand there."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """The value of a member's key."""
+
+    member: Member
+    born: float
+    """When this epoch first registered, seconds of Unix time, and later than whoever stood there. Epochs are opaque;
+    this orders them."""
+    graph: str
+    """Digest of its graph."""
+
+    @property
+    def order(self) -> tuple[float, str]:
+        return self.born, self.member.key.epoch
+
+
+class Mirror:
+    """Members, and the graphs that they belong to. Only those of the same graph are shown."""
+
+    def __init__(self, prefix: str, graph: GraphMark) -> None:
+        self.root = f"{prefix}/{graph.name}/".encode()
+        self.listed = False
+        """Whether etcd has ever been heard."""
+        self.graphs: dict[str, dict[str, Any]] = {}
+        """What each digest stands for."""
+        self._graph = graph
+        self._members_root = self.root + b"members/"
+        self._graphs_root = self.root + b"graphs/"
+        self._records: dict[Slot, Record] = {}
+        self._kept: dict[Slot, Record] = {}
+        self._shown: tuple[Member, ...] | None = None
+
+    def key(self, slot: Slot) -> bytes:
+        return self._members_root + f"{slot[0]}/{slot[1]}".encode()
+
+    def graph_key(self) -> bytes:
+        return self._graphs_root + self._graph.digest.encode()
+
+    def get(self, slot: Slot) -> Record | None:
+        return self._records.get(slot)
+
+    def restart(self, entries: Iterable[Entry], *, keep: bool) -> None:
+        """Begin anew with all that is there. `keep`: these servers may not have heard of everybody again, so who is
+        missing is still shown, until `settle`."""
+        before = {**self._kept, **self._records} if keep else {}
+        self._records, self._kept, self.graphs = {}, before, {}
+        self.apply(entries)
+        self.listed = True
+
+    def settle(self) -> bool:
+        """Who has not been heard of by now is gone. Whether that changes anything."""
+        changed = bool(self._kept)
+        self._kept = {}
+        self._shown = None
+        return changed
+
+    def apply(self, entries: Iterable[Entry]) -> set[Slot]:
+        """Take what has changed; returns the slots concerned."""
+        slots = set()
+        for entry in entries:
+            if entry.key.startswith(self._graphs_root):
+                self._take_graph(entry)
+            elif (slot := self._slot(entry.key)) is not None:
+                slots.add(slot)
+                self._take_member(slot, entry.value)
+        self._shown = None
+        return slots
+
+    def members(self) -> tuple[Member, ...]:
+        """Those of this graph, ordered by key."""
+        if self._shown is None:
+            records = {**self._kept, **self._records}.values()
+            ours = (record.member for record in records if record.graph == self._graph.digest)
+            self._shown = tuple(sorted(ours, key=lambda member: member.key))
+        return self._shown
+
+    def foreign(self) -> Record | None:
+        """A member of another graph with the same name."""
+        return next((record for record in self._records.values() if record.graph != self._graph.digest), None)
+
+    def _slot(self, key: bytes) -> Slot | None:
+        pool, _, index = key.removeprefix(self._members_root).decode(errors="replace").rpartition("/")
+        if not key.startswith(self._members_root) or not pool or not index.isdecimal():
+            return None
+        return pool, int(index)
+
+    def _take_member(self, slot: Slot, value: bytes | None) -> None:
+        record = None if value is None else read(value, slot)
+        if record is None:
+            self._records.pop(slot, None)
+        else:
+            self._records[slot] = record
+            self._kept.pop(slot, None)
+
+    def _take_graph(self, entry: Entry) -> None:
+        digest = entry.key.removeprefix(self._graphs_root).decode(errors="replace")
+        if entry.value is None:
+            self.graphs.pop(digest, None)
+            return
+        try:
+            self.graphs[digest] = msgspec.json.decode(entry.value, type=dict[str, Any])
+        except (msgspec.MsgspecError, ValueError) as error:
+            log.warning("what etcd has as a graph is none: %s: %s", entry.key, error)
+
+
+def read(value: bytes, slot: Slot) -> Record | None:
+    """The member in a value; None, and a line in the log, where it is none, or that of another slot."""
+    try:
+        record = msgspec.json.decode(value, type=Record)
+    except (msgspec.MsgspecError, ValueError) as error:
+        log.warning("what etcd has as member %s/%d is none: %s", *slot, error)
+        return None
+    if slot_of(record.member.key) != slot:
+        log.warning("what etcd has as member %s/%d is %s", *slot, record.member.key)
+        return None
+    return record
+
+
+def slot_of(key: WorkerKey) -> Slot:
+    return key.pool, key.index

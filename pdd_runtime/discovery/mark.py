@@ -1,0 +1,61 @@
+"""Which graph a process belongs to, and in what two graphs of one name differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pdd_runtime.graph import Graph
+from pdd_runtime.plugins.discovery import GraphMark
+
+_OWN_OF_POOL = frozenset({"replicas", "hardware", "env"})
+_ABSENT = "nothing"
+
+
+def mark_of(graph: Graph) -> GraphMark:
+    """Left out is what only the processes of one cluster go by: how many replicas a pool has, its environment and its
+    engine's settings, addresses, where discovery's servers are, and the SLO."""
+    spec = graph.spec.model_dump(mode="json", by_alias=True)
+    pools = {}
+    for name, pool in spec["pools"].items():
+        shared = {key: value for key, value in pool.items() if key not in _OWN_OF_POOL}
+        pools[name] = {**shared, "engine": pool["engine"]["plugin"], "model": graph.model_of(name).model_dump()}
+    shared = {
+        "clusters": sorted(spec["clusters"]),
+        "links": spec["links"],
+        "pools": pools,
+        "edges": spec["edges"],
+        "routing": spec["routing"],
+        "handoff": spec["handoff"],
+        "frontend": {"cluster": graph.frontend_cluster},
+        "discovery": spec["discovery"]["plugin"],
+    }
+    return GraphMark(name=graph.name, digest=_digest(shared), shared=shared)
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Each differing part as `spec.links.wan.rtt: 0.05 here, 0.09 there`."""
+    return [f"{part}: {_shown(a)} here, {_shown(b)} there" for part, a, b in _differing("spec", ours, theirs)]
+
+
+def _digest(shared: Mapping[str, Any]) -> str:
+    canonical = json.dumps(shared, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _differing(part: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in sorted({*ours, *theirs}):
+            yield from _differing(f"{part}.{key}", ours.get(key, _ABSENT), theirs.get(key, _ABSENT))
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from _differing(f"{part}.{index}", mine, other)
+    elif ours != theirs:
+        yield part, ours, theirs
+
+
+def _shown(value: Any) -> str:
+    text = value if value is _ABSENT else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:79]}…"

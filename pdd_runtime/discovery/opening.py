@@ -1,0 +1,16 @@
+"""The graph's own way to find processes, as each of its processes has it."""
+
+from __future__ import annotations
+
+from pdd_runtime.discovery.mark import mark_of
+from pdd_runtime.graph import Graph
+from pdd_runtime.plugins import PluginManager
+from pdd_runtime.plugins.discovery import Discovery
+
+
+def open_discovery(graph: Graph, plugins: PluginManager, address: str, secret: str) -> Discovery:
+    """`address`: where the graph's launcher answers. Raises `PluginError`."""
+    reference = graph.spec.discovery
+    kind = plugins.discovery(reference.plugin)
+    config = plugins.configure(kind, reference.config, "spec.discovery.config")
+    return kind(config, address, secret, mark_of(graph))
