@@ -59,6 +59,14 @@ def settings() -> VllmConfig:
     )
 
 
+def native(lease: str) -> VllmConfig:
+    """The same, whose KV goes by vLLM's own transfer. NIXL on a CPU stands still for half a minute now and then, so a
+    reader needs a long lease."""
+    config = settings().model_dump(mode="json", exclude_unset=True, exclude={"kv_memory", "start_timeout"})
+    of_nixl = {"data_plane": "nixl", "nixl_port": free_port(), "lease": lease}
+    return VllmConfig.model_validate({**config, "start_timeout": START, **of_nixl})
+
+
 class AttachedEngine(attached_engine.AttachedEngine, VllmEngine):
     """An engine at one of the servers that are free, its cache empty."""
 

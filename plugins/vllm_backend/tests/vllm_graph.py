@@ -29,15 +29,20 @@ POOLS = ("prefill", "relay", "main")
 class VllmStack(Stack):
     """The graph `mixed` with a vLLM server in every worker. It has two datacenters and a shaped line between them."""
 
+    graph = "mixed"
+
     def __init__(self, model: Path, state: Path, *overrides: str) -> None:
-        config = testing.settings().model_dump(mode="json", exclude_unset=True)
-        config["start_timeout"] = testing.START
         self.ports = {pool: free_port() for pool in POOLS}
         engines = [
-            f"spec.pools.{pool}.engine={json.dumps({'plugin': 'vllm', 'config': {**config, 'port': port}})}"
+            f"spec.pools.{pool}.engine={json.dumps({'plugin': 'vllm', 'config': {**self.config(), 'port': port}})}"
             for pool, port in self.ports.items()
         ]
-        super().__init__("mixed", state, f"spec.model.source={model}", *engines, *overrides)
+        super().__init__(self.graph, state, f"spec.model.source={model}", *engines, *overrides)
+
+    def config(self) -> dict[str, Any]:
+        """Of one pool's engine."""
+        config = testing.settings().model_dump(mode="json", exclude_unset=True)
+        return {**config, "start_timeout": testing.START}
 
     def cli(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pdd_runtime.cli", *arguments]
@@ -68,9 +73,7 @@ class VllmStack(Stack):
 
     def processes(self, pool: str) -> list[int]:
         """The server of the pool's worker: all processes that run in its directory, the guardian as well."""
-        port = str(self.ports[pool])
-        places = {_place(pid) for pid, argv in _running() if port in argv and "vllm.entrypoints" in " ".join(argv)}
-        return [pid for pid, _ in _running() if _place(pid) in places - {""}]
+        return processes(self.ports[pool])
 
     async def ready_again(self, pool: str, pid: int) -> None:
         """Return when another process than `pid` is the pool's worker, and serves; 0: any."""
@@ -78,6 +81,12 @@ class VllmStack(Stack):
         while (row := self.worker(pool))["state"] != "ready" or row["pid"] == pid:
             assert now() < until, row
             await asyncio.sleep(0.5)
+
+
+def processes(port: int) -> list[int]:
+    """All that run in the directory of the server that listens there."""
+    places = {_place(pid) for pid, argv in _running() if str(port) in argv and "vllm.entrypoints" in " ".join(argv)}
+    return [pid for pid, _ in _running() if _place(pid) in places - {""}]
 
 
 def _running() -> Iterator[tuple[int, list[str]]]:
