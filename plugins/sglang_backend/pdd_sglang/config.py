@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from ipaddress import ip_address
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -63,7 +63,9 @@ ITS_ENV = {
     "SGLANG_RUST_SERVER": "a bootstrap server that is its API was not tried with it",
 }
 """Variables that `env` may not have with another one."""
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]*", re.ASCII)
+NOBODY = "2.2.2.2"
+"""The host of requests that have no other side (SGLang's `FAKE_BOOTSTRAP_HOST`): a prefill server answers them with a
+token, and keeps none of their KV; a decode server answers out of KV that nobody has written."""
 REPLAY = ".replay"
 """Behind the path where events are heard: where those that were missed are asked for."""
 _SOCKET_PATH = 107
@@ -83,8 +85,8 @@ class SglangConfig(ServerConfig, frozen=True, extra="forbid"):
     """What moves KV: `pdd` our agents, over the transports of the graph's edges; any other SGLang's own
     disaggregation with that transfer backend, between pools that all have it (`mooncake_tcp`: without RDMA)."""
     transfer_host: str = "127.0.0.1"
-    """SGLang's own transfer: the address of this host at which the servers that it exchanges KV with reach it. Neither
-    that transfer nor the API of a prefill server, which then listens there too, knows whom it speaks with."""
+    """SGLang's own transfer: the IP address of this host at which the servers that it exchanges KV with reach it.
+    Neither that transfer nor the API of a prefill server, which then listens there too, knows whom it speaks with."""
     bootstrap_port: int = Field(0, ge=0, le=65535)
     """SGLang's own transfer: where a prefill server is asked for its KV; 0: a free one."""
     transfer_timeout: Duration = Field(300.0, ge=1)
@@ -105,8 +107,12 @@ class SglangConfig(ServerConfig, frozen=True, extra="forbid"):
     @field_validator("transfer_host")
     @classmethod
     def _an_address(cls, host: str) -> str:
-        if not _HOST.fullmatch(host) or host in ("0.0.0.0", "::"):
-            raise ValueError(f"{host!r} is no address that others could reach this host at")
+        try:
+            nowhere = ip_address(host).is_unspecified
+        except ValueError:
+            nowhere = True  # SGLang listens at what it is given, and no name is an address to listen at
+        if nowhere or host == NOBODY:
+            raise ValueError(f"{host!r} is no IP address that others could reach this host at")
         return host
 
     @model_validator(mode="after")

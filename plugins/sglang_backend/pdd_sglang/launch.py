@@ -124,16 +124,9 @@ def _transfer(config: SglangConfig, role: Role, socket: str) -> Iterator[str]:
 
 def _host(config: SglangConfig, role: Role) -> str:
     """A prefill server is asked for its KV beside its API, so both are where its readers reach them."""
-    if not config.native or role != "prefill" or _is_loopback(config.transfer_host):
+    if not config.native or role != "prefill" or ip_address(config.transfer_host).is_loopback:
         return "127.0.0.1"
     return "0.0.0.0"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _context(config: SglangConfig, directory: Path) -> int:

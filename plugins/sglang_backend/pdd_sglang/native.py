@@ -179,7 +179,7 @@ class Rooms(NativePlane):
         finally:
             unsubscribe()
 
-    def _at(
+    async def _at(
         self,
         room: Room,
         http: HttpClient,
@@ -189,7 +189,21 @@ class Rooms(NativePlane):
         sampling: Sampling,
     ) -> AsyncGenerator[Piece, None]:
         body = requests.to_room(id, request.tokens, max_tokens, sampling, request.salt, self._engine.ends, room)
-        return self._engine.stream(http, body, len(request.tokens), sampling)
+        begun = False
+        try:
+            async with aclosing(self._engine.stream(http, body, len(request.tokens), sampling)) as pieces:
+                async for piece in pieces:
+                    begun = True
+                    yield piece
+        except EngineError as error:
+            if begun:
+                raise
+            raise EngineError(
+                "no KV has passed from the prefill server to its reader",
+                where=f"room {room.room} of {room.host}:{room.port}",
+                why=f"{error.what}: {error.why}" if error.why else error.what,
+                fix="the servers' logs have more: `pdd-runtime logs`",
+            ) from error
 
     async def _forget(self, http: HttpClient) -> None:
         """Of what a server has cached before we came its events are gone, and names would be of a part of it."""

@@ -10,7 +10,8 @@ import msgspec
 from pdd_runtime.errors import EngineError, RequestError
 from pdd_runtime.plugins.engine import Sampling, Token
 from pdd_runtime.server.plane import Readings
-from pdd_sglang.rooms import NOBODY, Room
+from pdd_sglang.config import NOBODY
+from pdd_sglang.rooms import Room
 
 PATH = "/generate"
 ABORT = "/abort_request"

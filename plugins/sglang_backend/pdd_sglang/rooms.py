@@ -11,13 +11,11 @@ import msgspec
 from pdd_runtime.errors import EngineError
 from pdd_runtime.kv import chain
 from pdd_runtime.plugins.engine import Offer
+from pdd_sglang.config import NOBODY
 
-NOBODY = "2.2.2.2"
-"""The host of requests that have no other side (SGLang's `FAKE_BOOTSTRAP_HOST`): a prefill server answers them with a
-token, and keeps none of their KV; a decode server answers out of KV that nobody has written."""
 ROOMS = 2**62
 
-Host = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.:_-]*\Z", max_length=255)]
+Host = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-fA-F.:]+\Z", max_length=45)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=ROOMS)]
 

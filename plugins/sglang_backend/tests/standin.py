@@ -17,8 +17,7 @@ from typing import Any, Literal
 import xxhash
 from aiohttp import web
 from pdd_sglang import launch
-from pdd_sglang.config import REPLAY
-from pdd_sglang.rooms import NOBODY
+from pdd_sglang.config import NOBODY, REPLAY
 
 from tests.server.publisher import Publisher
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pdd_connector import page_keys
 from pdd_sglang import testing
+from pdd_sglang.config import NOBODY
 from pdd_sglang.engine import TRIED, SglangEngine
 
 from pdd_runtime.plugins.engine import ModelSpec
@@ -20,7 +21,10 @@ from pdd_runtime.testing.tiny_model import write_tiny_model
 READER = """
 import dataclasses, inspect, json
 from sglang.version import __version__
-from sglang.srt.managers import scheduler, tokenizer_manager
+from sglang.srt.disaggregation import decode, kv_events, prefill
+from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
+from sglang.srt.environ import envs
+from sglang.srt.managers import schedule_batch, scheduler, tokenizer_manager
 from sglang.srt.managers.io_struct import AbortReq, GenerateReqInput
 from sglang.srt.managers.scheduler_components import batch_result_processor
 from sglang.srt.mem_cache import cache_init_params, hicache_storage, memory_pool, unified_radix_cache, utils
@@ -54,7 +58,16 @@ print(json.dumps({
     "salted": utils.get_hash_str(ids, utils.storage_namespace_seed(None, "tenant"), page_size=1),
     "seed": utils.storage_namespace_seed(None, "tenant"),
     "no seed": utils.storage_namespace_seed(None, None),
+    "nobody": FAKE_BOOTSTRAP_HOST,
+    "stored": list(kv_events.BlockStored.__struct_fields__),
+    "publisher": list(kv_events.KVEventsConfig.model_fields),
+    "times": [name for name in dir(envs) if name.startswith("SGLANG_DISAGGREGATION_")],
     "sources": {
+        "request": inspect.getsource(schedule_batch.Req.__init__),
+        "bootstrap": inspect.getsource(prefill.PrefillBootstrapQueue),
+        "prefilled": inspect.getsource(prefill.SchedulerDisaggregationPrefillMixin),
+        "preallocated": inspect.getsource(decode.DecodePreallocQueue),
+        "publishing": inspect.getsource(kv_events.ZmqEventPublisher),
         "factory": inspect.getsource(linker_factory.create_unified_cache_linker),
         "match": inspect.getsource(wrapper.match),
         "restorable": inspect.getsource(wrapper._sync_restorable_prefix),
@@ -139,6 +152,10 @@ def test_the_linker_is_made_as_ours_expects() -> None:
         ("pools", {"KV"}),
         ("generate", {"rid", "session_id", "input_ids", "stream", "sampling_params", "cache_salt"}),
         ("generate", {"return_logprob", "top_logprobs_num"}),
+        ("generate", {"bootstrap_host", "bootstrap_port", "bootstrap_room"}),
+        ("stored", {"block_hashes", "parent_block_hash", "token_ids", "block_size", "cache_salt", "medium"}),
+        ("publisher", {"publisher", "endpoint", "replay_endpoint"}),
+        ("times", {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"}),
         ("sampling", {"max_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos"}),
         ("sampling", {"logit_bias"}),
         ("abort", {"rid"}),
@@ -201,8 +218,26 @@ def test_an_abort_takes_every_request_whose_id_begins_so() -> None:
     assert "startswith(recv_req.rid)" in source("abort")
 
 
-def test_the_server_knows_every_flag_of_ours(tmp_path: Path) -> None:
-    engine = SglangEngine(testing.settings(), ModelSpec(source="tiny"))
+def test_a_request_without_a_reader_leaves_no_kv_and_one_whose_reader_is_late_does() -> None:
+    """Why a prompt is computed for a reader who never comes before its first token is asked for."""
+    assert installed()["nobody"] == NOBODY
+    assert "self.skip_radix_cache_insert = (\n            bootstrap_host == FAKE_BOOTSTRAP_HOST" in source("request")
+    assert "req.bootstrap_host == FAKE_BOOTSTRAP_HOST" in source("bootstrap")
+    assert "req.prefill_attempt_count < get_disagg().optimistic_prefill_attempts" in source("bootstrap")
+    prefilled = source("prefilled")
+    done = prefilled[prefilled.index("def process_batch_result_disagg_prefill") :]
+    assert 0 < done.index("self.checkpoint_disagg_prefill(req)") < done.index("if not req.pending_bootstrap:")
+
+
+def test_events_are_published_at_a_path_of_ours() -> None:
+    assert 'self._endpoint.startswith("ipc://")' in source("publishing")
+
+
+@pytest.mark.parametrize("role", ["null", "prefill", "main"])
+def test_the_server_knows_every_flag_of_ours(tmp_path: Path, role: str) -> None:
+    settings = testing.settings() if role == "null" else testing.transfer_settings()
+    engine = SglangEngine(settings, ModelSpec(source="tiny"))
+    engine.role = "aggregated" if role == "null" else role  # type: ignore[assignment]
     argv = engine.launch(write_tiny_model(tmp_path / "tiny"), 1, "/run/agent").argv
     known = ask("-m", "sglang.launch_server", "--help")
     flags = [part for part in argv if part.startswith("--")]

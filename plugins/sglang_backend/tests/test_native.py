@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 import pytest_asyncio
-from pdd_sglang.config import SglangConfig
+from pdd_sglang.config import NOBODY, SglangConfig
 from pdd_sglang.engine import SglangEngine
-from pdd_sglang.rooms import NOBODY
 
 from pdd_runtime.errors import EngineError
 from pdd_runtime.graph import Role
