@@ -23,7 +23,7 @@ from pdd_runtime.waiting import to_its_end
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 LIMIT = 1 << 20
 """Bytes of the largest message that a connector sends."""
 GREETING_TIME = 10.0
@@ -211,6 +211,12 @@ class Bridge:
             if connection.hello.tokens:
                 message["ids"] = ids
             connection.send(message)
+
+    def tail(self, id: str, tokens: int) -> None:
+        """An announced transfer ends with so many tokens, though its request may go on: what there is of their KV is
+        wanted now, the last block in part."""
+        for connection in self._connections:
+            connection.send({"t": "tail", "id": id, "tokens": tokens})
 
     async def close(self) -> None:
         """Hang up. Idempotent."""

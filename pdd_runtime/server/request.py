@@ -103,6 +103,9 @@ class ServerRequest(Running, ABC):
     def grew(self) -> None:
         """A token more is known."""
 
+    async def sealing(self) -> None:
+        """It is sealed, and will be aborted at the server when this returns."""
+
     async def follow(self, max_tokens: int) -> Reason:
         """Say what comes until there is enough. Where `max_tokens` is 0, the one token that is made is dropped."""
         extended = False
@@ -119,6 +122,7 @@ class ServerRequest(Running, ABC):
                 if token.id in self._stops:
                     return "stop"
                 if self._seal_at is not None and len(self.tokens) >= self._seal_at:
+                    await self.sealing()
                     return "sealed"
         if self._sealed.is_set():
             return "sealed"
@@ -135,11 +139,14 @@ class ServerRequest(Running, ABC):
                     step = asyncio.ensure_future(anext(pieces, None))
                     try:
                         await asyncio.wait({step, sealed}, return_when=asyncio.FIRST_COMPLETED)
+                        if not step.done():
+                            await self.sealing()
+                            return
                     finally:
                         if not step.done():
                             step.cancel()
                             await asyncio.wait({step})
-                    piece = None if step.cancelled() else step.result()
+                    piece = step.result()
                     if piece is None:
                         return
                     if isinstance(piece, Found):

@@ -22,9 +22,10 @@ from pdd_runtime.server.shared_request import Served
 class SharedPlane(DataPlane):
     """The store is the truth about what is cached here: a server's own cache only saves copies."""
 
-    def __init__(self, name: str, config: ServerConfig, *, scheduler: bool = False) -> None:
-        """`scheduler`: whether its connector has a part in the server's scheduler that dials by itself."""
-        self.name, self._config, self._scheduler = name, config, scheduler
+    def __init__(self, name: str, config: ServerConfig, *, scheduler: bool = False, tails: bool = False) -> None:
+        """`scheduler`: whether its connector has a part in the server's scheduler that dials by itself. `tails`: as
+        `Served` has it."""
+        self.name, self._config, self._scheduler, self._tails = name, config, scheduler, tails
         self._store: BlockStore
         self._bridge: Bridge
 
@@ -74,6 +75,7 @@ class SharedPlane(DataPlane):
             salt=request.salt,
             stop_token_ids=request.sampling.stop_token_ids,
             sealable=isinstance(request, DecodeRequest),
+            tails=self._tails,
         )
 
     def cached(self, root: bytes, tokens: Sequence[int]) -> int:

@@ -38,10 +38,13 @@ class Served(ServerRequest):
         salt: str = "",
         stop_token_ids: tuple[int, ...] = (),
         sealable: bool = True,
+        tails: bool = False,
     ) -> None:
+        """`tails`: the connector publishes the end of a sequence when it is told to; without, when the request ends."""
         super().__init__(id, blocks.tokens, generate, stop_token_ids=stop_token_ids, sealable=sealable)
         self.blocks, self.salt = blocks, salt
-        self._bridge = bridge
+        self._bridge, self._tails = bridge, tails
+        self._held = False
         self._planned: Notice | None = None
         self._loaded: int | None = None
         self._written = blocks.cached
@@ -91,13 +94,22 @@ class Served(ServerRequest):
         if hold:
             await asyncio.Event().wait()
 
+    async def sealing(self) -> None:
+        """What is held is read on from: all of it must be here. Of one that is aborted, some engines say nothing."""
+        if self._held and self._tails and self.blocks.open:
+            self._tell()
+            self._bridge.tail(self.transfer, len(self.tokens))
+            await self._heard(self._all_published, WORD_TIME)
+
     async def _decode(self, max_tokens: int, *, hold: bool) -> Reason:
+        self._held = hold
         async with self._announced():
             reason = await self.follow(max_tokens)
             if reason != "sealed" or hold:
                 # The server has said the last token; its connector has the tail still to copy.
                 self._tell()
-                if self.blocks.open and not await self._heard(self._all_published, PUBLISHING_TIME):
+                patience = WORD_TIME if self._tails and reason == "sealed" else PUBLISHING_TIME
+                if self.blocks.open and not await self._heard(self._all_published, patience):
                     log.warning("request %s: the connector did not say how far it has published", self.id)
         self.blocks.commit_tail(max(self._finished or 0, self._written))
         return reason

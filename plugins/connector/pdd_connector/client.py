@@ -67,6 +67,8 @@ class Transfer:
     """`page_keys` of the tokens known by now, where the connection asked for them."""
     key: bytes = b""
     """`page_key` over all of the `tokens`, where the connection asked for keys."""
+    tail: int | None = None
+    """No more than so many tokens are wanted, and these as soon as they are there, the last block in part."""
 
 
 class _Entry:
@@ -300,6 +302,8 @@ class AgentClient:
                 self._announce(message)
             case "more":
                 self._extend(message)
+            case "tail":
+                self._cut(message["id"], int(message["tokens"]))
             case "forget":
                 self._forget(message["id"])
             case other:
@@ -338,6 +342,14 @@ class AgentClient:
                 more = page_keys(entry.ids[done * self._page :], self._page, previous)
                 transfer = replace(transfer, keys=(*transfer.keys, *more))
             entry.transfer = transfer
+        self._changed(transfer)
+
+    def _cut(self, id: str, tokens: int) -> None:
+        with self._lock:
+            entry = self._entries.get(id)
+            if entry is None or entry.forgotten:
+                return
+            transfer = entry.transfer = replace(entry.transfer, tail=tokens)
         self._changed(transfer)
 
     def _forget(self, id: str) -> None:

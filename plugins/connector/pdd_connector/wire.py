@@ -10,7 +10,7 @@ import socket
 import struct
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 LIMIT = 64 << 20
 """Bytes of the largest message: the ids of a very long prompt."""
 _LENGTH = struct.Struct("<I")

@@ -18,6 +18,7 @@ from pdd_runtime.server.http import HttpClient
 from pdd_runtime.server.launch import Launch
 from pdd_runtime.server.plane import DataPlane
 from pdd_runtime.server.request import Found, Piece
+from pdd_runtime.server.shared import SharedPlane
 from pdd_trtllm.config import TrtllmConfig
 from pdd_trtllm.launch import launch
 from pdd_trtllm.native import TransceiverPlane
@@ -42,7 +43,10 @@ class TrtllmEngine(ServerEngine):
         return structs.replace(able, kv="native", fan_out=False) if config.native else able
 
     def plane(self) -> DataPlane:
-        return TransceiverPlane(self.name, self.config) if self.config.native else super().plane()
+        if self.config.native:
+            return TransceiverPlane(self.name, self.config)
+        # Of an aborted request a connector is told nothing: its tail must be asked for before.
+        return SharedPlane(self.name, self.config, scheduler=self.scheduler, tails=True)
 
     def launch(self, model: Path, port: int, socket: str) -> Launch:
         return launch(self.config, self.model, model, port, socket, self.role)

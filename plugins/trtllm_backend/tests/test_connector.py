@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from pdd_connector.trtllm import publisher, scheduler
 from pdd_trtllm.testing.driver import STREAM
+from pdd_trtllm.testing.serve import PAUSE
 from pdd_trtllm.testing.task import Task
 
 from pdd_runtime.kv import BlockStore
@@ -163,6 +164,24 @@ async def test_an_abort_leaves_nothing_and_writes_no_more(rig: Rig) -> None:
     rig.executor.cancel(request.number)
     await until(lambda: request.finish == "cancelled")
     assert len((await rig.run(prompt, 5)).made) == 5
+
+
+async def test_the_tail_of_a_request_that_goes_on_is_published_where_it_is_asked_for_and_nothing_behind_it(
+    tiny: Path, socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next page would be full in a second and a half."""
+    monkeypatch.setenv(PAUSE, "0.3")
+    prompt = text(PAGE + 1)
+    async with rigged(tiny, socket) as rig, rig.request(prompt, 20, room=3 * PAGE) as request:
+        await until(lambda: len(request.made) >= 2)
+        end = len(prompt) + 2
+        rig.bridge.tail("t-1", end)
+        await until(lambda: request.said("written") == end)
+        made = len(request.made)
+        await until(lambda: len(request.made) >= made + PAGE)
+        assert request.said("written") == end
+        assert not rig.rows(request.blocks, 3 * PAGE)[end:].any()
+        rig.executor.cancel(request.number)
 
 
 async def test_pages_of_an_aborted_request_are_not_published_as_its_own(tiny: Path, socket: Path) -> None:

@@ -126,12 +126,15 @@ class Publisher:
         """Publish some pages of it, or find that it is over; False where neither."""
         with self._change:
             pages, ready, mark, ended = tuple(request.pages), request.ready, request.mark, request.ended
+            computed = request.computed
         with self._client.using(request.transfer) as transfer:
             if transfer is None:
                 self._close(number, request)
                 return True
             if request.copied is None:
                 request.copied = request.published = _start(transfer, self._pages.tokens)
+            if transfer.tail is not None:
+                ready = min(computed, transfer.tail)
             moved = self._copy(request, request.copied, transfer, pages, ready, mark)
         if moved:
             return self._publish(number, request, request.copied)

@@ -51,7 +51,7 @@ def running(
 
 
 @contextmanager
-def attaching(directory: Path, role: Role = "aggregated") -> Iterator[type[TrtllmEngine]]:
+def attaching(directory: Path, role: Role = "aggregated", **env: str) -> Iterator[type[TrtllmEngine]]:
     """An engine, for pools of that role, each of whose instances attaches to a stand-in with its settings that no other
     one has: to one that ran before, where there is one, for a start takes longer than all that a test asks of it. They
     remember the prompts of the instances before."""
@@ -77,7 +77,7 @@ def attaching(directory: Path, role: Role = "aggregated") -> Iterator[type[Trtll
             place = directory / f"{role}-{next(numbers)}"
             place.mkdir()
             socket = place / "agent" if config.by_socket else None
-            url = stack.enter_context(running(config, model, place, socket, role))
+            url = stack.enter_context(running(config, model, place, socket, role, **env))
             return config.model_copy(update={"url": url, "socket": socket})
 
         yield Attaching
