@@ -15,6 +15,7 @@ import pytest
 from pdd_trtllm.config import TrtllmConfig
 from pdd_trtllm.sampling import PATH, completion, context, generation
 from pdd_trtllm.testing.standin import running
+from pdd_trtllm.testing.transceiver import LINE
 
 from pdd_runtime.graph import Role
 from pdd_runtime.plugins.engine import ModelSpec, Sampling
@@ -44,14 +45,21 @@ def hasty(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         yield url
 
 
-def serving(model: Path, directory: Path, role: Role, timeout: str) -> AbstractContextManager[str]:
+@pytest.fixture(scope="module")
+def slow(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Behind a line that takes long."""
+    with serving(tiny, tmp_path_factory.mktemp("slow"), "prefill", "60s", **{LINE: "3"}) as url:
+        yield url
+
+
+def serving(model: Path, directory: Path, role: Role, timeout: str, **env: str) -> AbstractContextManager[str]:
     config = TrtllmConfig.model_validate(
         {
             **{"data_plane": "native", "transfer_timeout": timeout, "block_size": PAGE},
             **{"batch_limit": 4, "context_length": CONTEXT, "token_budget": 64},
         }
     )
-    return running(config, ModelSpec(source=str(model)), directory, None, role)
+    return running(config, ModelSpec(source=str(model)), directory, None, role, **env)
 
 
 def prompt(n: int = 3 * PAGE + 5) -> list[int]:
@@ -150,6 +158,17 @@ def test_what_is_kept_is_in_use_until_its_time_is_over(giver: str, hasty: str) -
     assert used(giver) >= before + 4
     offered(hasty, prompt(4 * PAGE))
     settled(hasty)
+
+
+def test_a_reader_whose_client_goes_is_free_while_the_kv_is_on_its_way(slow: str, reader: str) -> None:
+    """And so is what was kept for it."""
+    tokens = prompt()
+    params = offered(slow, tokens)
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(f"{reader}{PATH}", json=generation(tokens, params), timeout=0.5)
+    settled(reader)
+    settled(slow)
+    assert asked(reader, plain(tokens, 4)) == asked(slow, plain(tokens, 4))
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,9 @@ class Transceiver:
                 kept, late = self._kept.get(wanted.request), wanted.request in self._late
                 if kept is not None and kept.reading:
                     kept = None
-                if kept is not None:
+                if kept is not None and kept.until <= now():
+                    late = True
+                if kept is not None and not late:
                     kept.reading = True
             if late:
                 _tell(sock, False)
