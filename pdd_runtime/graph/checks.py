@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from pdd_runtime.errors import GraphError
 from pdd_runtime.graph.document import Document, Route
+from pdd_runtime.graph.exposure import check_exposure
 from pdd_runtime.graph.faults import nearest
 from pdd_runtime.graph.links import link_between
 from pdd_runtime.graph.models import Edge, Graph
@@ -135,13 +136,6 @@ def _redirected(ends: tuple[str, str], edge: Edge) -> str:
 
 
 def _transport(scene: Scene, edge: Edge, route: Route, arrow: str) -> Iterator[GraphError]:
-    if edge.carries == "kv" and edge.transport is None:
-        yield scene.error(
-            route,
-            f"edge {arrow} carries kv and has no transport",
-            why="kv moves in bulk, block by block, which is a plugin's work",
-            fix="add transport: {plugin: …}; `pdd-runtime plugins` lists the transports",
-        )
     if edge.carries == "tokens" and edge.transport is not None:
         yield scene.error(
             (*route, "transport"),
@@ -238,4 +232,5 @@ _CHECKS: tuple[Callable[[Scene], Iterator[GraphError]], ...] = (
     _relays,
     check_routes,
     _frontend,
+    check_exposure,
 )

@@ -47,6 +47,24 @@ class Model(_Form):
 class Cluster(_Form):
     """One datacenter, with a fast network inside."""
 
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """The address on which its workers listen."""
+    advertise: str | None = Field(default=None, min_length=1)
+    """The address at which others reach them; by default `host`."""
+    insecure: bool = False
+    """Let tokens, KV and the graph's secret leave the host in clear: for a network that nobody else can read."""
+
+    def reached(self, endpoint: str) -> str:
+        """An endpoint on `host`, as others reach it."""
+        if self.advertise is None:
+            return endpoint
+        return endpoint.replace(f"{_bracketed(self.host)}:", f"{_bracketed(self.advertise)}:")
+
+
+def _bracketed(host: str) -> str:
+    """As it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
 
 class Link(_Form):
     """A network between two clusters. One pair of clusters has at most one."""
@@ -96,7 +114,7 @@ class Edge(_Form):
     carries: Literal["kv", "tokens"]
     """KV blocks in bulk, or token IDs only."""
     transport: PluginRef | None = None
-    """The transport plugin; an edge that carries `kv` needs one."""
+    """The transport plugin, which moves `kv` block by block; none between engines that move it themselves."""
     link: Name | None = None
     """The link it crosses; an edge inside one cluster has none."""
 

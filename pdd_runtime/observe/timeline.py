@@ -27,7 +27,8 @@ class Tokens(msgspec.Struct):
 
 
 class KvTransfer(msgspec.Struct):
-    """One edge's KV. Times are seconds from arrival."""
+    """One edge's KV. Times are seconds from arrival. Where engines move it themselves, bytes are computed from tokens:
+    nobody counts what they send."""
 
     edge: str
     """`source->target`, pools by name."""

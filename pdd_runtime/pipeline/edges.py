@@ -17,11 +17,12 @@ class Edges:
             for edge in graph.spec.edges
         )
 
-    def transport(self, source: str, target: str) -> str:
-        """The name of the transport plugin that moves KV from pool to pool. Raises `GraphError`: there is none."""
+    def transport(self, source: str, target: str) -> str | None:
+        """The name of the transport plugin that moves KV from pool to pool; None: their engines move it themselves.
+        Raises `GraphError` where no edge carries it."""
         for edge in self._graph.spec.edges:
-            if (edge.source, edge.target, edge.carries) == (source, target, "kv") and edge.transport is not None:
-                return edge.transport.plugin
+            if (edge.source, edge.target, edge.carries) == (source, target, "kv"):
+                return None if edge.transport is None else edge.transport.plugin
         raise GraphError(f"no edge carries kv from {source} to {target}")
 
     def require_relay_kv(self, strategy: str) -> None:
@@ -31,7 +32,7 @@ class Edges:
             if edge.carries != "tokens" or pools[edge.source].role != "relay":
                 continue
             try:
-                self.transport(edge.source, edge.target)
+                transport = self.transport(edge.source, edge.target)
             except GraphError:
                 link = f", link: {edge.link}" if edge.link else ""
                 raise GraphError(
@@ -40,3 +41,10 @@ class Edges:
                     fix=f"add to spec.edges: {{from: {edge.source}, to: {edge.target}, carries: kv, "
                     f"transport: {{plugin: …}}{link}}}, or choose a strategy that hands off token IDs",
                 ) from None
+            if transport is None:
+                raise GraphError(
+                    f"handoff strategy {strategy} moves KV from {edge.source} to {edge.target}",
+                    where="spec.handoff",
+                    why="their engines have native KV: they give out what they have prefilled, not what they decode",
+                    fix="choose a strategy that hands off token IDs",
+                )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Self, TypeVar
 
-from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, WorkerLost
+from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, PddError, WorkerLost
 from pdd_runtime.pipeline.peers import Peer
 from pdd_runtime.rpc import RpcStream
 
@@ -56,6 +56,10 @@ class Leg(Generic[E]):
         with self._waiting():
             return await self._stream.feed(heard)
 
+    def fail(self, error: PddError) -> None:
+        """Stop it; who reads gets `error`. Nothing happens where it has ended."""
+        self._stream.fail(error)
+
     async def close(self) -> None:
         """Idempotent; waits for nothing that the worker would have to say."""
         if self._timer is not None:
@@ -88,9 +92,7 @@ class Leg(Generic[E]):
         if self._due > self._loop.time():
             self._watch(self._due)
             return
-        self._stream.fail(
-            DeadlineExceeded(f"{self.doing} said nothing for {self.patience:.3g} s", where=f"worker {self.peer}")
-        )
+        self.fail(DeadlineExceeded(f"{self.doing} said nothing for {self.patience:.3g} s", where=f"worker {self.peer}"))
 
 
 def worker_lost(peer: Peer, doing: str, why: ConnectionLost | None = None) -> WorkerLost:

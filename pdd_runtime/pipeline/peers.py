@@ -58,6 +58,15 @@ class Peer:
         """How many tokens that many blocks hold, when all are full."""
         return blocks * self.member.info.layout.block_size if self.member.info else 0
 
+    def blocks_in(self, tokens: int) -> int:
+        """How many blocks so many tokens take."""
+        return -(-tokens // self.member.info.layout.block_size) if self.member.info else 0
+
+    @property
+    def assisted(self) -> bool:
+        """It computes no KV of known tokens: each of its decodes needs an offer over all of them."""
+        return self.member.info is not None and self.member.info.capabilities.extend == "prefill_assisted"
+
     @property
     def token_bytes(self) -> int:
         """Of the KV of one token, as it lies there; 0: not known."""

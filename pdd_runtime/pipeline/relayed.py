@@ -11,10 +11,10 @@ What happens, by name (design: handoff = extend → seal → drain → commit):
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from pdd_runtime.errors import PddError, WorkerLost
 from pdd_runtime.pipeline import deadlines
+from pdd_runtime.pipeline.kv import Held
 from pdd_runtime.pipeline.legs import Leg
 from pdd_runtime.pipeline.session import Session
 from pdd_runtime.plugins.engine import DecodeEvent, Token
@@ -41,7 +41,7 @@ class Relayed:
         self._relay: Leg[DecodeEvent] | None = None
         self._relaying: asyncio.Task[None] | None = None
         self._extending: asyncio.Task[None] | None = None
-        self._pinned: Leg[Any] | None = None
+        self._pinned: Held | None = None
         """Main's newest stream: it keeps the KV there that the next one builds on."""
 
     async def run(self) -> None:
@@ -66,8 +66,9 @@ class Relayed:
         kv, there = await session.fetch("prefill", "main", session.prompt)
         await self._pin(kv)
         if there < len(session.prompt):
-            leg, extended = await session.decode("main", "recomputing the prompt", 0, 0, hold=True, suffix=".prompt")
-            session.timeline.event(leg.peer, f"recomputed: {extended.computed} tokens of the prompt")
+            leg, extended = await session.decode("main", "having the prompt's KV", 0, 0, hold=True, suffix=".prompt")
+            if extended.computed:
+                session.timeline.event(leg.peer, f"recomputed: {extended.computed} tokens of the prompt")
             await self._pin(leg)
         self.main_ready = True
         session.changed.fire()
@@ -221,7 +222,7 @@ class Relayed:
         if self.main_known < len(session.log):
             await session.settle(len(session.log), suffix=".settle")
 
-    async def _pin(self, leg: Leg[Any]) -> None:
+    async def _pin(self, leg: Held) -> None:
         """`leg` has found its KV on main: older streams need not keep it there any more."""
         older, self._pinned = self._pinned, leg
         if older is not None:

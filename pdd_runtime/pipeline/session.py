@@ -8,18 +8,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from pdd_runtime.errors import (
-    CapacityError,
-    DeadlineExceeded,
-    EngineError,
-    PddError,
-    TransferError,
-    WorkerLost,
-    leaves,
-)
+from pdd_runtime.errors import EngineError, PddError, WorkerLost, leaves
 from pdd_runtime.observe import Timeline
 from pdd_runtime.pipeline import deadlines
 from pdd_runtime.pipeline.edges import Edges
+from pdd_runtime.pipeline.kept import Kept
+from pdd_runtime.pipeline.kv import Held, bring
 from pdd_runtime.pipeline.legs import Leg, worker_lost
 from pdd_runtime.pipeline.output import Output
 from pdd_runtime.pipeline.peers import Peer
@@ -37,7 +31,6 @@ from pdd_runtime.plugins.engine import (
     Token,
     Tokens,
 )
-from pdd_runtime.plugins.messages import Fetched, FetchEvent, Fetching, FetchProgress, FetchRequest
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +58,15 @@ class Session:
         """When the user was given the last token, in seconds from arrival."""
         self.changed = Pulse()
         self.workers = dict(workers)
-        self._edges = edges
+        self.edges = edges
+        """Which pool feeds which, and how."""
         self._occupied = dict(workers)
         self._legs: list[Leg[Any]] = []
+        self._kept: dict[Leg[Any], Kept] = {}
+        """What decodes that are assisted still read."""
         self._doing: dict[Source, str] = {}
         self._tasks = asyncio.TaskGroup()
+        self._beside: list[asyncio.Task[None]] = []
         for peer in self._occupied.values():
             peer.sessions += 1
 
@@ -81,6 +78,8 @@ class Session:
         try:
             async with self._tasks:
                 await flow(self)
+                for task in self._beside:
+                    task.cancel()
         except asyncio.CancelledError:
             self.timeline.cancelled()
             raise
@@ -110,6 +109,10 @@ class Session:
     def start(self, step: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a step beside the others; it ends with the session, and the session with its error."""
         return self._tasks.create_task(step)
+
+    def beside(self, step: Coroutine[Any, Any, None]) -> None:
+        """Run a step that the session does not wait for: it ends with the flow at the latest."""
+        self._beside.append(self._tasks.create_task(step))
 
     @contextmanager
     def watching(self, role: Source, doing: str = "") -> Iterator[None]:
@@ -166,7 +169,7 @@ class Session:
     async def prefill(self) -> None:
         """The prompt's KV is made on the prefill worker, and the first token."""
         request = PrefillRequest(id=self.id, tokens=self.prompt, sampling=self.request.sampling, salt=self.request.salt)
-        leg: Leg[PrefillEvent] = self._leg(
+        leg: Leg[PrefillEvent] = self.leg(
             "prefill", "prefilling the prompt", "engine.prefill", request, PrefillEvent, deadlines.PREFILL
         )
         self.timeline.event(leg.peer, "prefill starts")
@@ -183,50 +186,16 @@ class Session:
             raise EngineError(f"{leg.doing}: the stream ended without a token", where=f"worker {leg.peer}")
         self.release("prefill")
 
-    async def fetch(self, source: Source, target: Source, tokens: tuple[int, ...]) -> tuple[Leg[FetchEvent], int]:
-        """Bring the KV of `tokens` from worker to worker. Returns the leg, which keeps it there until it is closed,
-        and how many leading tokens' KV is there. Where it cannot be moved, that is less: the engine computes it."""
-        giver, taker = self.workers[source], self.workers[target]
-        transport = self._edges.transport(giver.key.pool, taker.key.pool)
-        request = FetchRequest(
-            id=self.id,
-            tokens=tokens,
-            transport=transport,
-            endpoint=giver.member.transports.get(transport, ""),
-            epoch=giver.key.epoch,
-            source=giver.key.pool,
-            layout=giver.member.info.layout if giver.member.info else None,
-            salt=self.request.salt,
-            timeout=deadlines.FETCH,
-        )
-        doing = f"receiving KV from {giver}"
-        leg: Leg[FetchEvent] = self._leg(
-            target, doing, "kv.fetch", request, FetchEvent, deadlines.FETCH + deadlines.CALL
-        )
-        record = self.timeline.transfer(giver.key.pool, taker.key.pool)
-        self.timeline.event(taker, f"KV from {giver.key.pool} starts")
-        there = 0
-        try:
-            with self.watching(source, f"sending KV to {taker}"):
-                async for event in leg:
-                    match event:
-                        case Fetching(blocks_cached):
-                            record.blocks_cached = blocks_cached
-                            there_already = min(taker.tokens_in(blocks_cached), len(tokens))
-                            record.bytes_cached = giver.token_bytes * there_already
-                            if target == "main" and source == "prefill":
-                                self.timeline.cached.main = min(there_already, len(self.prompt))
-                        case FetchProgress(blocks, size):
-                            record.blocks_sent, record.bytes = blocks, size
-                        case Fetched(report, there):
-                            record.blocks_sent, record.bytes = report.blocks, report.bytes
-                            record.goodput, record.finished = report.goodput, self.timeline.elapsed
-                            self.timeline.event(taker, f"KV from {giver.key.pool} ends: {there} tokens are there")
-                            break
-        except (TransferError, DeadlineExceeded, CapacityError) as error:
-            self.timeline.event(taker, f"KV from {giver.key.pool} failed: {error}; it will be recomputed")
-            await leg.close()
-        return leg, there
+    async def fetch(self, source: Source, target: Source, tokens: tuple[int, ...]) -> tuple[Held, int]:
+        """Bring the KV of `tokens` from worker to worker. Returns what keeps it there until it is closed, and how many
+        leading tokens' KV is there; that is less where it cannot be moved, and the engine gets it by itself."""
+        return await bring(self, source, target, tokens)
+
+    async def keep(self, source: Source, target: Source, tokens: tuple[int, ...], id: str) -> Kept:
+        """Native KV: the source keeps that of `tokens` for the target's request `id`. It is asked when it has made the
+        first token, so that it has the prompt's KV."""
+        await self.until(lambda: len(self.log) > 0, "the first token")
+        return Kept(self, source, target, tokens, id)
 
     async def decode(
         self, role: Source, doing: str, known: int, max_tokens: int, *, hold: bool = False, suffix: str = ""
@@ -241,16 +210,22 @@ class Session:
         self, role: Source, doing: str, known: int, max_tokens: int, *, hold: bool = False, suffix: str = ""
     ) -> Leg[DecodeEvent]:
         """The first half of `decode`: the worker has been asked."""
+        tokens, id = self.prompt + self.log.ids[:known], self.id + suffix
+        kept = await self.keep("prefill", role, tokens, id) if self.workers[role].assisted else None
         request = DecodeRequest(
-            id=self.id + suffix,
-            tokens=self.prompt + self.log.ids[:known],
+            id=id,
+            tokens=tokens,
             prompt_tokens=len(self.prompt),
             max_tokens=max_tokens,
             sampling=self.request.sampling,
             salt=self.request.salt,
             hold=hold,
+            offer=await kept.offer() if kept else None,
         )
-        leg: Leg[DecodeEvent] = self._leg(role, doing, "engine.decode", request, DecodeEvent, deadlines.EXTEND)
+        leg: Leg[DecodeEvent] = self.leg(role, doing, "engine.decode", request, DecodeEvent, deadlines.EXTEND)
+        if kept is not None:
+            self._kept[leg] = kept
+            kept.mind(leg)
         await leg.open()
         return leg
 
@@ -259,6 +234,8 @@ class Session:
         async for event in leg:
             if isinstance(event, Extended):
                 leg.patience = deadlines.TOKEN
+                if leg in self._kept:
+                    self._kept.pop(leg).read(event.cached - event.received, event.received)
                 return event
         raise EngineError(f"{leg.doing}: the stream ended before it began", where=f"worker {leg.peer}")
 
@@ -304,7 +281,8 @@ class Session:
         await leg.close()
         self.timeline.event(leg.peer, f"settled: {extended.computed} tokens computed")
 
-    def _leg(self, role: Source, doing: str, method: str, request: object, event: Any, patience: float) -> Leg[Any]:
+    def leg(self, role: Source, doing: str, method: str, request: object, event: Any, patience: float) -> Leg[Any]:
+        """A stream on the worker of that role, which is closed with the session at the latest."""
         self._doing[role] = doing
         peer = self.workers[role]
         leg: Leg[Any] = Leg(peer, doing, peer.connection.stream(method, request, event, timeout=None), patience)

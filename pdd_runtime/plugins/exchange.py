@@ -13,6 +13,7 @@ from pdd_runtime.kv import KvLayout
 from pdd_runtime.kv.convert import obstacle
 from pdd_runtime.plugins.engine import Engine, ModelSpec
 from pdd_runtime.plugins.manager import PluginManager
+from pdd_runtime.plugins.native import kv_kind
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,9 @@ def _exchange(
 ) -> Exchange:
     pools = loaded.graph.spec.pools
     first, second = (pools[name].engine.plugin for name in (edge.source, edge.target))
-    promise = _engine(loaded, plugins, edge.source).promises(
-        _spec(loaded, edge.source), _config(loaded, plugins, edge.source)
-    )
-    ours, theirs = layouts[edge.source], layouts[edge.target]
-    if promise is not None and promise.kv == "native":
-        how = f"{first} moves it itself"
+    kind, ours, theirs = kv_kind(loaded, plugins, edge.source), layouts[edge.source], layouts[edge.target]
+    if kind.native:
+        how = f"native; {first} moves it itself" + (f" (data_plane: {kind.plane})" if kind.plane else "")
     elif ours is None or theirs is None:
         how = "portable; whether and how it is converted is settled when both have started"
     elif ours == theirs:

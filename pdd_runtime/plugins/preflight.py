@@ -15,6 +15,7 @@ from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.plugins.exchange import obstacles
 from pdd_runtime.plugins.fixed_ports import clashes
 from pdd_runtime.plugins.manager import PluginManager
+from pdd_runtime.plugins.native import kv_kind, native_faults
 
 _Find = Callable[[str], type[Any]]
 
@@ -23,7 +24,7 @@ def preflight(loaded: LoadedGraph, plugins: PluginManager) -> list[PddError]:
     """Everything that is wrong, each with its place in the graph's file."""
     faults = [*_references(loaded, plugins)]
     # What compares settings needs settings that are right.
-    checks = (_handoff_edges, _attached, clashes, _capabilities, obstacles)
+    checks = (_handoff_edges, _attached, clashes, _capabilities, native_faults, obstacles)
     return faults or [fault for check in checks for fault in check(loaded, plugins)]
 
 
@@ -67,8 +68,17 @@ def _handoff_edges(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddE
     spec = loaded.graph.spec
     carries = plugins.handoff(spec.handoff.plugin).carries
     for name, pool in spec.pools.items():
+        if pool.role != "relay":
+            continue
         feeds = {edge.carries for edge in spec.edges if edge.source == name}
-        if pool.role == "relay" and carries not in feeds:
+        if carries == "kv" and (kind := kv_kind(loaded, plugins, name)).native:
+            yield GraphError(
+                f'handoff strategy {spec.handoff.plugin} moves kv, and that of pool "{name}" is native',
+                where=loaded.locate(("spec", "handoff")),
+                why=f"{kind} gives out what it has prefilled, not what it is decoding",
+                fix="choose a strategy that hands off token IDs, e.g. catch-up",
+            )
+        elif carries not in feeds:
             more = ", transport: …" if carries == "kv" else ""
             yield GraphError(
                 f'handoff strategy {spec.handoff.plugin} moves {carries}, but no edge carries {carries} from "{name}"',
@@ -102,12 +112,11 @@ def _attached(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]
 def _capabilities(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
     """What the graph asks of engines that say beforehand what they can do."""
     graph = loaded.graph
-    promises = {}
     for name, pool in graph.spec.pools.items():
         model = graph.model_of(name)
         engine = plugins.engine(pool.engine.plugin)
         config = plugins.configure(engine, pool.engine.config, "")
-        promise = promises[name] = engine.promises(ModelSpec(**model.model_dump()), config)
+        promise = engine.promises(ModelSpec(**model.model_dump()), config)
         if promise is not None and model.mode == "exact" and not promise.exact:
             own = ("spec", "pools", name, "model") if pool.model else ("spec", "model")
             yield GraphError(
@@ -126,12 +135,3 @@ def _capabilities(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddEr
                     why="KV that does not arrive bit for bit changes logits",
                     fix="leave the lossy setting out of its config, or set mode: fast",
                 )
-        ends = [(graph.spec.pools[pool].engine.plugin, promises[pool]) for pool in (edge.source, edge.target)]
-        native = [engine for engine, promise in ends if promise is not None and promise.kv == "native"]
-        if edge.carries == "kv" and native and ends[0][0] != ends[1][0]:
-            yield GraphError(
-                f"edge {edge.source} → {edge.target} moves KV from engine {ends[0][0]} to engine {ends[1][0]}",
-                where=loaded.locate(("spec", "edges", index)),
-                why=f"the KV of engine {native[0]} is its own: no other engine reads it",
-                fix="give both pools one engine, or engines with portable KV",
-            )

@@ -94,15 +94,6 @@ EDGES = """\
             ],
         ),
         (
-            "to: main, carries: kv, transport: {plugin: wire}, link",
-            "to: main, carries: kv, link",
-            [
-                "g.yaml:19:7: edge prefill → main carries kv and has no transport\n"
-                "  why: kv moves in bulk, block by block, which is a plugin's work\n"
-                "  fix: add transport: {plugin: …}; `pdd-runtime plugins` lists the transports"
-            ],
-        ),
-        (
             "carries: tokens, link",
             "carries: tokens, transport: {plugin: wire}, link",
             [

@@ -72,15 +72,16 @@ class Answer:
 class Fleet:
     """The processes of one graph, and drivers over them."""
 
-    def __init__(self, directory: Path, overrides: tuple[str, ...] = ()) -> None:
-        self.directory, self.overrides = directory, overrides
+    def __init__(self, directory: Path, overrides: tuple[str, ...] = (), text: str = GRAPH) -> None:
+        """`text`: the graph's YAML."""
+        self.directory, self.overrides, self.text = directory, overrides, text
         self.graph = self.graph_with()
         self.timelines = Timelines()
         self.processes: dict[tuple[str, int], asyncio.subprocess.Process] = {}
         self._drivers: dict[tuple[str, ...], tuple[Driver, LocalDiscovery]] = {}
 
     def graph_with(self, *overrides: str) -> Graph:
-        return loads(GRAPH, [*self.overrides, *overrides]).graph
+        return loads(self.text, [*self.overrides, *overrides]).graph
 
     async def start(self, *pools: str) -> None:
         self._server = RpcServer(Greeting(graph=self.graph.name, secret=SECRET, cluster="dc-a", name="launcher"))
@@ -208,7 +209,7 @@ class Fleet:
 @pytest.fixture(scope="module")
 def make_fleet(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Fleet]:
     """A fleet with these overrides; to be started and closed by who makes it."""
-    return lambda *overrides: Fleet(tmp_path_factory.mktemp("fleet"), overrides)
+    return lambda *overrides, text=GRAPH: Fleet(tmp_path_factory.mktemp("fleet"), overrides, text)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -227,8 +228,8 @@ async def new_fleet(make_fleet: Callable[..., Fleet]) -> AsyncIterator[Callable[
     """Makes fleets for one test, which may kill what it likes; to be started by it."""
     fleets: list[Fleet] = []
 
-    def make(*overrides: str) -> Fleet:
-        fleets.append(make_fleet(*overrides))
+    def make(*overrides: str, text: str = GRAPH) -> Fleet:
+        fleets.append(make_fleet(*overrides, text=text))
         return fleets[-1]
 
     yield make

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pdd_runtime.graph import load
 from pdd_runtime.kv import KvLayout
 from pdd_runtime.plugins import PluginManager, load_plugins
-from pdd_runtime.plugins.engine import Capabilities, ModelSpec
+from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.plugins.exchange import exchanges
 from pdd_runtime.plugins.preflight import preflight
 from pdd_runtime.testing.scripted import ScriptedEngine
@@ -83,19 +83,16 @@ def test_pools_may_cut_and_write_kv_differently(plugins: PluginManager, tmp_path
     )
 
 
-def test_an_engine_that_moves_its_own_kv_is_told(tmp_path: Path) -> None:
-    class Native(ScriptedEngine):
-        name = "native"
-
-        @classmethod
-        def promises(cls, model: ModelSpec, config: BaseModel) -> Capabilities:
-            return Capabilities(kv="native")
-
-    plugins = load_plugins()
-    scripted = next(entry for entry in plugins.registered if entry.name == "scripted")
-    plugins.registered.append(replace(scripted, name="native", cls=Native))
-    engines = [f"spec.pools.{pool}.engine={{plugin: native}}" for pool in ("prefill", "relay", "main")]
-    assert told(plugins, "quickstart", *engines)["prefill → main"] == "native moves it itself"
+def test_an_engine_that_moves_its_own_kv_is_told(plugins: PluginManager) -> None:
+    native = "{plugin: scripted, config: {data_plane: native}}"
+    engines = [f"spec.pools.{pool}.engine={native}" for pool in ("prefill", "relay", "main")]
+    edges = [
+        "spec.edges.0={from: prefill, to: relay, carries: kv}",
+        "spec.edges.1={from: prefill, to: main, carries: kv, link: wan}",
+    ]
+    found = told(plugins, "quickstart", *engines, *edges, "spec.links.wan.emulate=false")
+    how = "native; scripted moves it itself (data_plane: native)"
+    assert found == {"prefill → relay": how, "prefill → main": how}
 
 
 def test_a_model_that_an_engine_cannot_serve_is_refused_where_it_stands(plugins: PluginManager, tmp_path: Path) -> None:
