@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -52,7 +52,7 @@ class VllmConfig(ServerConfig, frozen=True, extra="forbid"):
     encrypted, nor is the KV that follows."""
     nixl_port: int = Field(0, ge=0, le=65535)
     """With `nixl`: where they ask for what they need to read; 0: a free one."""
-    lease: Annotated[Duration, Field(ge=12, le=86400)] = 120.0
+    lease: Duration = Field(120.0, ge=12, le=86400)
     """With `nixl`: how long KV is kept for a reader that has not read it. Half of it a reader may take, a wait in its
     queue included: more than the link needs for the longest prompt. An abandoned transfer keeps its KV so long."""
 
