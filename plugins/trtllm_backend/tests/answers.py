@@ -29,9 +29,14 @@ async def prompt(model: Path, name: str) -> tuple[int, ...]:
 
 async def answers(model: Path) -> dict[str, list[int]]:
     """Greedy, `LENGTH` tokens each."""
+    return dict(zip(NAMES, await alone(model, *[await prompt(model, name) for name in NAMES]), strict=True))
+
+
+async def alone(model: Path, *prompts: Sequence[int]) -> list[list[int]]:
+    """The same of any prompts."""
     executor, _ = execute(LlmArgs(model=str(model)))
     try:
-        return {name: await _answer(executor, await prompt(model, name)) for name in NAMES}
+        return [await _answer(executor, tokens) for tokens in prompts]
     finally:
         await asyncio.to_thread(executor.stop)
 

@@ -3,52 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import pytest_asyncio
-from pdd_trtllm.testing.serve import PAUSE
-from pdd_trtllm.testing.standin import environment
 
 from pdd_runtime.errors import PddError
 from plugins.trtllm_backend.tests.answers import GREEDY, LENGTH, NAMES, RELAY, answers, prompt
+from plugins.trtllm_backend.tests.stacks import DIRECT, HANDED_OFF, servers, stacked, streamed
 from tests.integration.prompts import PROMPTS
 from tests.integration.stack import Stack
 from tests.waiting import until
 
-CONFIG: dict[str, Any] = {
-    "block_size": 16,
-    "kv_memory": "32MiB",
-    "batch_limit": 4,
-    "token_budget": 64,
-    "start_timeout": "5min",
-    "env": environment(**{PAUSE: "0.01"}),
-}
-BOUNDS = f"{{min_relay_tokens: {RELAY}, max_relay_tokens: {RELAY}}}"
-HANDED_OFF = ("spec.routing={plugin: always-relay}", f"spec.handoff={{plugin: catch-up, config: {BOUNDS}}}")
-DIRECT = ("spec.routing={plugin: never-relay}",)
+CONFIG: dict[str, Any] = {"kv_memory": "32MiB"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
 def stack(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    config = json.dumps(CONFIG)
-    overrides = [
-        f"spec.model.source={tiny}",
-        "spec.model.dtype=float32",
-        *(f"spec.pools.{pool}.engine.config={config}" for pool in ("prefill", "relay", "main")),
-        "spec.links.wan.rtt=4ms",
-        "spec.links.wan.bandwidth=200Mbit/s",
-    ]
-    with Stack("trtllm", tmp_path_factory.mktemp("state"), *overrides) as stack:
+    state = tmp_path_factory.mktemp("state")
+    with stacked(
+        "trtllm", tiny, state, CONFIG, "spec.links.wan.rtt=4ms", "spec.links.wan.bandwidth=200Mbit/s"
+    ) as stack:
         yield stack
 
 
@@ -115,38 +97,3 @@ async def test_a_server_that_is_killed_takes_its_worker_along_and_both_come_back
         tokens, timeline = await stack.ask(driver, question, LENGTH, GREEDY)
     assert timeline["route"] == "P-MD"
     assert [token.id for token in tokens] == expected["question"]
-
-
-async def streamed(url: str, body: dict[str, Any]) -> AsyncIterator[str]:
-    async with (
-        httpx.AsyncClient(timeout=120) as client,
-        client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer,
-    ):
-        assert answer.status_code == 200, await answer.aread()
-        async for line in answer.aiter_lines():
-            if line.startswith("data: ") and line != "data: [DONE]":
-                yield json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
-
-
-def servers(stack: Stack, pool: str) -> list[int]:
-    """Processes of the servers of a pool's workers."""
-    workers = {int(row["pid"]) for row in stack.ps() if row.get("pool") == pool and row.get("pid")}
-    parents: dict[int, int] = {}
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if b"tensorrt_llm.commands.serve" in (entry / "cmdline").read_bytes().split(b"\0")[2:3]:
-                    found.append(int(entry.name))
-            except (OSError, ValueError):
-                continue
-    return [pid for pid in found if descends(pid, workers, parents)]
-
-
-def descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
-    while pid in parents:
-        pid = parents[pid]
-        if pid in ancestors:
-            return True
-    return False
