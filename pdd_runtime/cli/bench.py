@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -41,6 +42,8 @@ _FOR_ONE = re.compile(r"([A-Za-z0-9_.-]+):(?=[A-Za-z]+[.=])")
 _STATISTICS = ("mean", "p50", "p90", "p99")
 _BUSY = 0.7
 """CPU seconds a second of the client above which its own work may be in the numbers."""
+_WIDEST = 10_000
+"""Columns: more than any table takes."""
 _LATE = 0.05
 """Seconds by which a request may be late without a word."""
 
@@ -193,7 +196,26 @@ class Bars:
 
 def tables(made: Report) -> RenderableType:
     """What happened, how long everything took, and how graphs compare."""
-    return Group(_facts(made), Text(), _times(made))
+    return Group(_facts(made), Text(), _Times(made))
+
+
+class _Times:
+    """Of all graphs beside each other; where that is too wide, of the first with each of the others."""
+
+    def __init__(self, made: Report) -> None:
+        self._made = made
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first, *others = self._made.graphs
+        whole = _times(self._made, [first, *others])
+        wanted = Measurement.get(console, options.update(width=_WIDEST), whole).maximum
+        if wanted <= options.max_width or len(others) < 2:
+            yield whole
+            return
+        for number, other in enumerate(others):
+            if number:
+                yield Text()
+            yield _times(self._made, [first, other])
 
 
 def _facts(made: Report) -> Table:
@@ -232,20 +254,21 @@ def _share_of_tokens(graph: GraphReport, tier: str) -> str:
     return f"{graph.tokens[tier]} ({share(graph.tokens[tier], sum(graph.tokens.values()))})"
 
 
-def _times(made: Report) -> Table:
+def _times(made: Report, names: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
+    graphs = {name: made.graphs[name] for name in names}
     table.add_column("")
     table.add_column("")
-    for name in made.graphs:
+    for name in graphs:
         table.add_column(name, justify="right")
         if name in made.ratios:
             table.add_column(f"/ {made.baseline}", justify="right", style="cyan")
     for metric in METRICS:
-        if all(getattr(graph, metric).mean is None for graph in made.graphs.values()):
+        if all(getattr(graph, metric).mean is None for graph in graphs.values()):
             continue
         for statistic in _STATISTICS:
             cells = []
-            for name, graph in made.graphs.items():
+            for name, graph in graphs.items():
                 value: float | None = getattr(getattr(graph, metric), statistic)
                 around = made.ci.graphs[name][metric][statistic]
                 cells.append(seconds(value) + (f" ({seconds(around[0])}–{seconds(around[1])})" if around else ""))
