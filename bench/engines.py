@@ -1,12 +1,12 @@
 """One workload on four engines: PyTorch, llama.cpp, vLLM and SGLang, with one graph, one model and the same prompts.
 
     PDD_VLLM_PYTHON=… PDD_SGLANG_PYTHON=… python bench/engines.py [-n 6] [--prompt 400] [--output 120]
-        [--engines torch,llamacpp,vllm,sglang] [--model DIR] [--bandwidth 20Mbit/s] [--format table|json]
+        [--engines torch,llamacpp,vllm,sglang] [--model DIR] [--bandwidth 20Mbit/s] [--out FILE]
 
 Brings the graph up once for each engine, one after the other: prefill and relay in one datacenter, main in another, an
 emulated line between. SmolLM2-135M with its weights as float32: a directory for torch and the servers, a GGUF file of
 the same weights for llama.cpp; KV as float32. Each worker computes on one thread. The line is slow enough that a
-prompt's KV takes four times what torch takes to prefill it here and now, so that each relay has something to do. What
+prompt's KV takes twice as long as torch takes to prefill it here and now, so that each relay has something to do. What
 is measured is docs/bench.md's; besides, how many answers are the first engine's, token for token, and how busy the
 machine was while each was measured.
 """
@@ -40,7 +40,7 @@ GRAPH = Path(__file__).resolve().parent.parent / "graphs" / "quickstart-torch.ya
 POOLS = ("prefill", "relay", "main")
 MODEL = "smollm2"
 CONTEXT = 2048
-SLOWER = 4
+SLOWER = 2
 PYTHON = {"vllm": "PDD_VLLM_PYTHON", "sglang": "PDD_SGLANG_PYTHON"}
 """The environment variable with the interpreter of an environment that has this server."""
 SERVER = {
@@ -188,7 +188,7 @@ def main() -> int:
     parser.add_argument("--bandwidth", help="of the line between the datacenters, instead")
     parser.add_argument("--model", type=Path, help="where the weights (1.1 GB) are, or are to be kept")
     parser.add_argument("--wait-timeout", type=float, default=1800.0, help="seconds for a graph to come up")
-    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("--out", type=Path, help="a file for all of it as JSON")
     args = parser.parse_args()
     names = args.engines.split(",")
     if unknown := [name for name in names if name not in CONFIG]:
@@ -214,12 +214,12 @@ def main() -> int:
             )
     made = report(workload, args.requests, args.seed, measured)
     agreements = {one.name: agreement(measured[0], one) for one in measured[1:]}
-    if args.format == "json":
+    if args.out is not None:
         load = {name: found._asdict() for name, found in bars.load.items()}
-        print(json.dumps({**made.to_json(), "bandwidth": bandwidth, "agreement": agreements, "load": load}, indent=2))
-    else:
-        consoles.out.print(tables(made))
-        print(f"a line of {bandwidth}", words(agreements, bars.load, names[0]), sep="\n")
+        whole = {**made.to_json(), "bandwidth": bandwidth, "agreement": agreements, "load": load}
+        args.out.write_text(json.dumps(whole, indent=2) + "\n")
+    consoles.out.print(tables(made))
+    print(f"a line of {bandwidth}", words(agreements, bars.load, names[0]), sep="\n")
     for name, graph in made.graphs.items():
         if graph.first_error:
             print(f"{name}: {graph.errors} of {graph.requests} failed; the first: {graph.first_error}", file=sys.stderr)
