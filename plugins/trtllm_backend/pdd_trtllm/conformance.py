@@ -26,6 +26,8 @@ from pdd_trtllm.testing import standin
 
 URL, SOCKET, MODEL = "TRTLLM_URL", "TRTLLM_SOCKET", "TRTLLM_MODEL"
 """Environment variables: a real server, the socket that its connector was given, and the directory of its model."""
+NATIVE_URLS = "TRTLLM_NATIVE_URLS"
+"""The same: two servers with data_plane: native, one that prefills and one that reads, with a comma between."""
 SMALL = {"kv_memory": "2MiB", "context_length": 512, "batch_limit": 2, "token_budget": 64, "start_timeout": "5min"}
 NATIVE = {
     **{name: value for name, value in SMALL.items() if name != "kv_memory"},
@@ -139,3 +141,31 @@ class TestRealServer(TrtllmConformance):
         if importlib.util.find_spec("tensorrt_llm") is None:
             pytest.skip("tensorrt_llm is not installed here")
         return TrtllmEngine(TrtllmConfig(kv_memory="64MiB", context_length=512, engine_kv_memory="1GiB"), model)
+
+
+class TestRealNative(NativeConformance):
+    """Two of trtllm-serve, where they run, that move KV themselves."""
+
+    frees_at_once: ClassVar[bool] = False
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls) -> ModelSpec:
+        if not {MODEL, NATIVE_URLS} <= os.environ.keys():
+            pytest.skip(f"no real servers: set {MODEL} to a model's directory, and {NATIVE_URLS} to two addresses")
+        return ModelSpec(source=os.environ[MODEL], dtype="bfloat16")
+
+    @pytest.fixture
+    def giver(self, model: ModelSpec) -> Engine:
+        return TrtllmEngine(TrtllmConfig(data_plane="native", url=os.environ[NATIVE_URLS].split(",")[0]), model)
+
+    @pytest.fixture
+    def reader(self, model: ModelSpec) -> Engine:
+        return TrtllmEngine(TrtllmConfig(data_plane="native", url=os.environ[NATIVE_URLS].split(",")[1]), model)
+
+    @pytest.fixture(autouse=True)
+    def _fresh(self, request: pytest.FixtureRequest) -> None:
+        self._test = request.node.nodeid
+
+    def prompt(self, n: int, which: int = 0) -> tuple[int, ...]:
+        return tuple(random.Random(f"{self._test} {which}").choices(self.vocabulary, k=n))
