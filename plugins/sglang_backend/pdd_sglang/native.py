@@ -131,14 +131,15 @@ class Rooms(NativePlane):
         self, request: PrefillRequest, root: bytes, generate: Generate, id: str
     ) -> AsyncGenerator[Piece, None]:
         """A first token. SGLang keeps no KV of a request without a reader; so one whose reader never comes makes it, is
-        waited for, and is given up when the token is here. The KV is then in SGLang's cache, for real readers."""
+        waited for, and is given up. The KV is then in SGLang's cache, for the token and for real readers."""
         tokens, size = request.tokens, self.model.layout.block_size
         cached, whole = self.cached(root, tokens), len(tokens) - len(tokens) % size
         async with AsyncExitStack() as made:
             if cached < whole:
                 room = new_room(self._engine.config.transfer_host, self._port, "")
                 making = await made.enter_async_context(self._asked(room, self._http, new_id("kv"), request))
-                await self._until(lambda: self.cached(root, tokens) >= whole, making)
+                if await self._until(lambda: self.cached(root, tokens) >= whole, making):
+                    making.cancel()  # it has a place in the batch for as long as it waits
             async with aclosing(generate(id)) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, Found) and cached < whole:
@@ -165,8 +166,8 @@ class Rooms(NativePlane):
             if not task.cancelled():
                 task.exception()  # Who needs it has waited for it.
 
-    async def _until(self, condition: Callable[[], bool], making: asyncio.Task[None]) -> None:
-        """Return when it holds, when `making` has ended, or after a while."""
+    async def _until(self, condition: Callable[[], bool], making: asyncio.Task[None]) -> bool:
+        """Return when it holds, when `making` has ended, or after a while; and whether it holds."""
         changed = asyncio.Event()
         unsubscribe = self.names.watch(lambda name, added: changed.set())
         making.add_done_callback(lambda task: changed.set())
@@ -178,6 +179,7 @@ class Rooms(NativePlane):
                         changed.clear()
         finally:
             unsubscribe()
+        return condition()
 
     async def _at(
         self,
