@@ -27,7 +27,8 @@ class ServerConfig(BaseModel, frozen=True, extra="forbid"):
     """Attach to a server that runs already, e.g. `http://127.0.0.1:8000`: nothing is started or stopped. Needs
     `socket`."""
     socket: Path | None = None
-    """With `url`: the unix socket where that server's connector was told to find the worker."""
+    """With `url`: the unix socket where that server's connector was told to find the worker or, where it moves KV
+    itself, where it publishes what it caches."""
     port: int = Field(0, ge=0, le=65535)
     """Where the server listens, on 127.0.0.1 alone; 0: a free one."""
     args: tuple[str, ...] = ()
