@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import PddError, RemoteError, RequestError
+from pdd_runtime.frontend.bell import Bell, ClientGone, Write
 from pdd_runtime.frontend.choice import FinishReason, Piece
 from pdd_runtime.frontend.errors import Answered, answer_for
 from pdd_runtime.frontend.form import Whole
-from pdd_runtime.frontend.inbox import ClientGone, Inbox
 from pdd_runtime.frontend.job import Job
 from pdd_runtime.frontend.reading import joined
 from pdd_runtime.frontend.service import Listed, Service
@@ -33,8 +35,12 @@ CLIENT_GONE = 499
 """The status under which a request that its client gave up is counted; nobody receives it."""
 
 
-Progress = tuple[int, Piece, FinishReason | None]
-"""The number of a choice, what it has to say now, and with the last of it why it ends."""
+class Socket(Protocol):
+    """A client's, to which the server lets us write."""
+
+    @property
+    def full(self) -> bool: ...
+    def write_chunk(self, data: bytes) -> None: ...
 
 
 class Answer(Response):
@@ -50,123 +56,141 @@ class Answer(Response):
         self._service, self._job = service, job
         self._left = len(job.choices)
         """Choices that have not finished."""
+        self._moved: dict[int, FinishReason | None] = {}
+        """Choices that have something to say, and why those end that do."""
+        self._opened: set[int] = set()
+        """Choices of a stream that have said something."""
         self._paces = [Pace(arrived) for _ in job.sessions]
-        self._begun = [asyncio.Event() for _ in job.sessions]
+        self._begun = {job.leader(i): asyncio.Event() for i, _ in enumerate(job.sessions) if job.leader(i) != i}
+        """Whom others wait for."""
         self._arrived = arrived
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        inbox = Inbox()
+        bell = Bell(self._service.turn)
         status = CLIENT_GONE
 
         async def answer() -> None:
             nonlocal status
             try:
                 if self._job.stream:
-                    status = await self._stream(inbox, send, scope["pdd_send"])
+                    status = await self._stream(bell, send, scope.get("pdd_socket"))
                 else:
-                    status = await self._whole(inbox, send)
+                    status = await self._whole(bell, send)
             finally:
                 # This is also what cancels the sessions on their workers.
                 for task in others:
                     task.cancel()
 
-        with self._service.running(inbox, self._listed):
+        with self._service.running(bell, self._listed):
             try:
                 async with asyncio.TaskGroup() as group:
-                    others = [group.create_task(self._run(s, i, inbox)) for i, s in enumerate(self._job.sessions)]
-                    others.append(group.create_task(_watch(receive, inbox)))
+                    others = [group.create_task(self._run(s, i, bell)) for i, s in enumerate(self._job.sessions)]
+                    others.append(group.create_task(_watch(receive, bell)))
                     # In a task of its own: to wake this one up means going through every layer of the application.
                     group.create_task(answer())
             finally:
                 self._record(status)
 
-    async def _run(self, session: SessionRequest, index: int, inbox: Inbox) -> None:
-        """Have one session's items put into the inbox."""
+    async def _run(self, session: SessionRequest, index: int, bell: Bell) -> None:
+        """Have one session's items taken, in the step in which they come."""
         last: Token | Finish | None = None
+        leader = self._job.leader(index)
+        begun = self._begun.get(index)
 
         def put(made: Token | Finish) -> None:
             nonlocal last
             last = made
-            inbox.put(index, made)
-            self._begun[index].set()
+            self._take(index, made)
+            bell.ring()
+            if begun is not None:
+                begun.set()
 
-        if (leader := self._job.leader(index)) != index:
+        if leader != index:
             await self._begun[leader].wait()
         try:
             await self._service.driver.deliver(session, put)
         except Exception as error:
-            inbox.fail(error)
+            bell.fail(error)
         else:
             if not isinstance(last, Finish):
-                inbox.fail(RemoteError("the session ended without an end", where=f"request {session.id}"))
+                bell.fail(RemoteError("the session ended without an end", where=f"request {session.id}"))
 
-    async def _progress(self, inbox: Inbox) -> list[Progress]:
-        """Wait for something to say, and take all of it."""
-        moved: dict[int, FinishReason | None] = {}
-        for index, made in await inbox.take():
-            choice = self._job.choices[index]
-            cut = choice.cut
-            if choice.push(made):
-                self._left -= 1
-                moved[index] = choice.finish_reason
-                continue
-            moved[index] = None
-            if choice.cut and not cut:
-                self._service.driver.stop(self._job.sessions[index].id)
-        at = now()
-        return [(index, self._said(index, at), reason) for index, reason in moved.items()]
+    def _take(self, index: int, made: Token | Finish) -> None:
+        choice = self._job.choices[index]
+        cut = choice.cut
+        if choice.push(made):
+            self._left -= 1
+            self._moved[index] = choice.finish_reason
+            return
+        self._moved[index] = None
+        if choice.cut and not cut:
+            self._service.driver.stop(self._job.sessions[index].id)
 
     def _said(self, index: int, at: float) -> Piece:
-        """What is to be sent of a choice, at this moment."""
+        """What there is to say of a choice, at this moment."""
         choice, pace = self._job.choices[index], self._paces[index]
         if choice.tokens > pace.tokens:
             pace.sent(choice.tokens - pace.tokens, at)
         return choice.take()
 
-    async def _stream(self, inbox: Inbox, send: Send, send_chunk: Send) -> int:
-        form = self._job.form
-        opened: set[int] = set()
-        data = b""
+    def _events(self) -> bytes:
+        """What there is to say of all choices, as events of a stream."""
+        form, at = self._job.form, now()
+        events: list[bytes] = []
+        for index, reason in self._moved.items():
+            if index not in self._opened:
+                self._opened.add(index)
+                events.append(form.opening(index))
+            if piece := self._said(index, at):
+                events.append(form.delta(index, piece))
+            if reason is not None:
+                events.append(form.closing(index, reason))
+        self._moved.clear()
+        return b"".join(events)
+
+    async def _stream(self, bell: Bell, send: Send, socket: Socket | None) -> int:
+        """Begin and end it, and wait where the client's socket is full. Chunks in between go to `socket` straight away;
+        where there is none, as under another server than ours, they are sent from here, too."""
+        data, begun = b"", False
+
+        def straight() -> Write | None:
+            if socket is None or socket.full or not self._left:
+                return None
+            return partial(socket.write_chunk, self._events())
+
         try:
+            await bell.wait()
+            data = self._events()
+            begun = True
+            await send(_start(200, EVENT_STREAM))
             while self._left:
-                steps = await self._progress(inbox)
-                events: list[bytes] = []
-                started = bool(opened)
-                for index, piece, reason in steps:
-                    if index not in opened:
-                        opened.add(index)
-                        events.append(form.opening(index))
-                    if piece:
-                        events.append(form.delta(index, piece))
-                    if reason is not None:
-                        events.append(form.closing(index, reason))
-                if not started:
-                    await send(_start(200, EVENT_STREAM))
-                data = b"".join(events)
-                if data and self._left:
-                    # Every answer that has something to say makes it first, then all are written one after another:
-                    # a client, or a proxy, that is woken for one of them finds the others, and is woken once.
-                    await asyncio.sleep(0)
-                    await send_chunk({"type": "http.response.body", "body": data, "more_body": True})
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                await bell.wait(straight)
+                data = self._events()
         except ClientGone:
             return CLIENT_GONE
         except Exception as error:
             answered = self._failed(error)
-            if opened:
+            if begun:
                 await _end(send, b"data: " + answered.body() + b"\n\n")
             else:
                 await _send(send, answered)
             return answered.status
         # The last text, why it ended, and the end are one write.
-        await _end(send, data + form.ending(self._job.usage()))
+        await _end(send, data + self._events() + self._job.form.ending(self._job.usage()))
         return 200
 
-    async def _whole(self, inbox: Inbox, send: Send) -> int:
+    async def _whole(self, bell: Bell, send: Send) -> int:
         pieces: list[list[Piece]] = [[] for _ in self._job.choices]
         try:
-            while self._left:
-                for index, piece, _ in await self._progress(inbox):
-                    pieces[index].append(piece)
+            while True:
+                await bell.wait()
+                at = now()
+                for index, said in enumerate(pieces):
+                    said.append(self._said(index, at))
+                if not self._left:
+                    break
         except ClientGone:
             return CLIENT_GONE
         except Exception as error:
@@ -203,11 +227,11 @@ class Answer(Response):
             self._service.ended(session.id, status, now() - self._arrived, pace)
 
 
-async def _watch(receive: Receive, inbox: Inbox) -> None:
+async def _watch(receive: Receive, bell: Bell) -> None:
     """Notice the client leaving; its request has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    inbox.fail(ClientGone())
+    bell.fail(ClientGone())
 
 
 def _joined(pieces: list[Piece]) -> Piece:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pdd_runtime.errors import LaunchError
 
@@ -58,6 +59,25 @@ def url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class Protocol(HttpToolsProtocol):
+    """uvicorn's, with a way to write a chunk in the middle of an answer without a coroutine and a message for it: the
+    scope's `pdd_socket`, this."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["pdd_socket"] = self  # type: ignore[typeddict-unknown-key]
+
+    @property
+    def full(self) -> bool:
+        """Who writes now should wait, as `send` does."""
+        return self.flow.write_paused
+
+    def write_chunk(self, data: bytes) -> None:
+        """Only once the answer has begun, as chunks. Nothing happens where there is none, or the client has left."""
+        if data and not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 class Server(uvicorn.Server):
     """Leaves signals to the process, which has more to stop than this."""
 
@@ -88,8 +108,7 @@ def create_server(app: ASGIApp) -> Server:
         uvicorn.Config(
             app,
             lifespan="off",
-            # Named, so that a broken installation fails here and does not just become slow.
-            http="httptools",
+            http=Protocol,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -12,7 +12,7 @@ import msgspec
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, DeadlineExceeded, NoRoute, PddError
-from pdd_runtime.frontend.inbox import Inbox
+from pdd_runtime.frontend.bell import Bell, Turn
 from pdd_runtime.frontend.language import Language
 from pdd_runtime.frontend.model import ServedModel
 from pdd_runtime.observe import Timelines
@@ -60,11 +60,12 @@ class Service:
 
     def __init__(self, driver: Driver, timelines: Timelines) -> None:
         self.driver, self.timelines = driver, timelines
+        self.turn = Turn()
         self.metrics = Metrics(lambda: driver.sessions, driver.links)
         self._ended: deque[Ended] = deque(maxlen=timelines.limit)
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
-        self._running: dict[Inbox, Callable[[], list[Listed]]] = {}
+        self._running: dict[Bell, Callable[[], list[Listed]]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = False
@@ -102,14 +103,14 @@ class Service:
             raise DeadlineExceeded(f"no worker gave the model's tokenizer within {LOAD_TIMEOUT:g} s") from None
 
     @contextmanager
-    def running(self, inbox: Inbox, listed: Callable[[], list[Listed]]) -> Iterator[None]:
-        """A request is being answered through `inbox`; `listed` says how far its sessions are."""
-        self._running[inbox] = listed
+    def running(self, bell: Bell, listed: Callable[[], list[Listed]]) -> Iterator[None]:
+        """A request is being answered whenever `bell` rings; `listed` says how far its sessions are."""
+        self._running[bell] = listed
         self._idle.clear()
         try:
             yield
         finally:
-            del self._running[inbox]
+            del self._running[bell]
             if not self._running:
                 self._idle.set()
 
@@ -130,8 +131,8 @@ class Service:
         self._stopping = True
         if await self._idle_within(patience):
             return
-        for inbox in self._running:
-            inbox.fail(Cancelled("the frontend stops", why=f"the answer was not complete within {patience:g} s"))
+        for bell in self._running:
+            bell.fail(Cancelled("the frontend stops", why=f"the answer was not complete within {patience:g} s"))
         if not await self._idle_within(FAREWELL):
             log.warning("%d clients did not take the end of their answers", len(self._running))
 

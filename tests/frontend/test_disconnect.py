@@ -82,6 +82,19 @@ async def test_a_client_that_does_not_read_holds_up_nobody_and_may_still_leave(g
     await until(lambda: stalled.driver.sessions == 0)
 
 
+async def test_a_client_that_reads_late_gets_everything_in_order(given: Start) -> None:
+    text = "".join(f"{number} " for number in range(MUCH // 6))
+    server = await given(text.encode(), Finish("stop", 0), context=2 * MUCH)
+    reader, writer = await ask(server.url, {"prompt": "x", "stream": True, "logprobs": 5, "max_tokens": MUCH})
+    await until(lambda: server.driver.said == len(text))
+    answer = b""
+    while not answer.endswith(b"0\r\n\r\n"):
+        answer += await reader.read(2**20)
+    writer.close()
+    events = [line[6:] for line in answer.splitlines() if line.startswith(b"data: {")]
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == text
+
+
 async def test_a_client_that_does_not_read_cannot_hold_up_a_stop(given: Start) -> None:
     server = await given(b"x" * MUCH, asyncio.Event())
     _, writer = await ask(server.url, {"prompt": "x", "stream": True, "logprobs": 5, "max_tokens": 200})
