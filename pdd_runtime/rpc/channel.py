@@ -116,7 +116,11 @@ class Channel(asyncio.Protocol):
             return
         try:
             for frame in self._decoder.feed(data):
-                self._take(frame)
+                if isinstance(frame, Item) and self._receiver is not None:
+                    # Nearly all are such.
+                    self._receiver.frame(frame)
+                else:
+                    self._take(frame)
                 if self.error is not None:
                     return
         except RpcError as error:
@@ -139,9 +143,6 @@ class Channel(asyncio.Protocol):
 
     def _take(self, frame: Frame) -> None:
         match frame:
-            case Item() if self._receiver is not None:
-                # First, because nearly all are such.
-                self._receiver.frame(frame)
             case Ping():
                 pass
             case Bye(error):

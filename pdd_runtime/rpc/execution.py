@@ -90,7 +90,8 @@ class Execution:
                 while self._credit <= 0:
                     self._more_credit.clear()
                     await self._more_credit.wait()
-                await outbox.room()
+                if outbox.full:
+                    await outbox.room()
                 outbox.send(Item(self.id, payload))
                 self._credit -= cost(payload)
         outbox.send(End(self.id))

@@ -47,9 +47,14 @@ class Outbox:
         if self._timer is None:
             self._land()
 
+    @property
+    def full(self) -> bool:
+        """Who has data should wait for `room`. Control frames are small and few: they are sent without asking."""
+        return (self._paused or self._backlog > BACKLOG_LIMIT) and not self._closed
+
     async def room(self) -> None:
-        """Return when there is room for data. Control frames are small and few: they are sent without asking."""
-        while (self._paused or self._backlog > BACKLOG_LIMIT) and not self._closed:
+        """Return when there is room for data."""
+        while self.full:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
             await waiter
