@@ -251,6 +251,9 @@ async def test_a_silent_stream_ends_by_its_idle_time_and_a_silent_answer_by_its_
             await http.get_text("/health")
         with pytest.raises(EngineError, match="does not answer"):
             await collect(http)
+    async with client(silent) as http:
+        with pytest.raises(EngineError, match="does not answer"):
+            await http.post_json("/v1/completions", {}, timeout=0.2)
 
 
 async def test_what_grows_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,3 +43,8 @@ def test_what_is_not_there_is_known_from_what_is_zero() -> None:
 def test_what_are_no_metrics_is_said(text: str) -> None:
     with pytest.raises(EngineError, match="metrics cannot be read"):
         scrape(text)
+
+
+def test_what_is_no_number_is_said_in_labels() -> None:
+    assert scrape(TEXT).labels("sglang:num_running_reqs") == [{"model_name": 'a "quoted" one'}]
+    assert scrape(TEXT).labels("nothing") == []
