@@ -23,6 +23,9 @@ class KvKind:
     assisted: bool
     plane: str | None
     """Its setting `data_plane`; None: it has none."""
+    block_size: int | None
+    """Its setting of that name; None: it has none."""
+    dtype: str
 
     def __str__(self) -> str:
         return self.engine if self.plane is None else f"{self.engine} with data_plane: {self.plane}"
@@ -30,16 +33,18 @@ class KvKind:
 
 def kv_kind(loaded: LoadedGraph, plugins: PluginManager, pool: str) -> KvKind:
     """Of an engine that does not say beforehand it is portable, as the contract has it."""
-    declared = loaded.graph.spec.pools[pool].engine
+    declared, model = loaded.graph.spec.pools[pool].engine, loaded.graph.model_of(pool)
     engine = plugins.engine(declared.plugin)
     config: BaseModel = plugins.configure(engine, declared.config, "")
-    promise = engine.promises(ModelSpec(**loaded.graph.model_of(pool).model_dump()), config) or Capabilities()
+    promise = engine.promises(ModelSpec(**model.model_dump()), config) or Capabilities()
     plane = getattr(config, "data_plane", None)
     return KvKind(
         engine=declared.plugin,
         native=promise.kv == "native",
         assisted=promise.extend == "prefill_assisted",
         plane=None if plane is None else str(plane),
+        block_size=getattr(config, "block_size", None),
+        dtype=model.dtype,
     )
 
 
@@ -88,6 +93,14 @@ def _edge(loaded: LoadedGraph, route: Route, edge: Edge, ours: KvKind, theirs: K
         )
     else:
         yield from _both_native(loaded, route, edge, arrow, ours)
+        for what in ("block_size", "dtype"):
+            if (here := getattr(ours, what)) != (there := getattr(theirs, what)):
+                yield GraphError(
+                    f"{arrow} moves KV with {what} {here} to a pool with {what} {there}",
+                    where=loaded.locate(route),
+                    why=f"{ours} moves KV as it lies, and converts nothing",
+                    fix=f"give both pools the same {what}, or portable KV",
+                )
 
 
 def _both_native(loaded: LoadedGraph, route: Route, edge: Edge, arrow: str, kind: KvKind) -> Iterator[PddError]:

@@ -104,6 +104,15 @@ KINDS = [
         ],
     ),
     (
+        MAIN,
+        "b, engine: {plugin: scripted, config: {data_plane: native, block_size: 32}}",
+        [
+            "g.yaml:15:7: edge prefill → main moves KV with block_size 16 to a pool with block_size 32\n"
+            "  why: scripted with data_plane: native moves KV as it lies, and converts nothing\n"
+            "  fix: give both pools the same block_size, or portable KV"
+        ],
+    ),
+    (
         # Portable ones need a transport.
         "config: {data_plane: native}",
         "config: {}",
