@@ -9,6 +9,9 @@ VLLM_TESTS ?= plugins/vllm_backend
 PIP := $(BIN)/python -m pip install --quiet
 PROJECTS := $(wildcard plugins/*/pyproject.toml)
 
+# Every test that starts processes would have each of them compile all our sources.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart test test-sglang test-vllm check light install install-vllm bench clean
 
 quickstart: light

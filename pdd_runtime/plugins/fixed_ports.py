@@ -44,7 +44,7 @@ def clashes(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[GraphError]
 def _listeners(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[_Listener]:
     spec, home = loaded.graph.spec, loaded.graph.frontend_cluster
     # Without it one launcher starts all of the graph, on its own host.
-    spread = bool(getattr(plugins.discovery(spec.discovery.plugin), "across_hosts", False))
+    spread = plugins.discovery(spec.discovery.plugin).across_hosts
     frontend = spec.frontend
     if frontend.port and _shares_loopback(frontend.host):
         yield _Listener("the frontend", 1, home if spread else "", frontend.port, ("spec", "frontend", "port"))

@@ -49,7 +49,7 @@ def test_pools_of_a_host_cannot_share_a_port(plugins: PluginManager, other: str)
 def test_clusters_with_launchers_of_their_own_each_have_all_ports(
     plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalDiscovery, "across_hosts", True, raising=False)
+    monkeypatch.setattr(LocalDiscovery, "across_hosts", True)
     assert faults(plugins, port("prefill", 9001), port("main", 9001)) == []
     assert len(faults(plugins, port("prefill", 9001), port("relay", 9001))) == 1
     assert faults(plugins, "spec.frontend.port=9001", port("main", 9001)) == []
