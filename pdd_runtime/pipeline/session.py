@@ -86,7 +86,7 @@ class Session:
         except BaseExceptionGroup as group:
             error = _cause(group)
         finally:
-            for leg in self._legs:
+            for leg in reversed(self._legs):  # who reads goes before who gives
                 await leg.close()
             self.release(*tuple(self._occupied))
         if error is None:
