@@ -19,6 +19,7 @@ from pdd_runtime.rpc import Greeting, RpcServer
 from pdd_runtime.testing.discovery_suite import DiscoveryConformance, Outage
 from pdd_runtime.testing.engine_suite import EngineConformance
 from pdd_runtime.testing.etcd_server import BINARY, EtcdServer, find_etcd
+from pdd_runtime.testing.native_suite import NativeConformance
 from pdd_runtime.testing.scripted import ScriptedEngine
 
 
@@ -29,6 +30,22 @@ class TestScriptedEngine(EngineConformance):
     def engine(self) -> Engine:
         config = ScriptedEngine.Config.model_validate({"capacity_blocks": 256, "context_length": 512})
         return ScriptedEngine(config, ModelSpec(source="script"))
+
+
+class TestScriptedNative(NativeConformance):
+    plugin = ScriptedEngine
+
+    @pytest.fixture
+    def giver(self) -> Engine:
+        return self._engine("local")
+
+    @pytest.fixture(params=["local", "prefill_assisted"])
+    def reader(self, request: pytest.FixtureRequest) -> Engine:
+        return self._engine(request.param)
+
+    def _engine(self, extend: str) -> Engine:
+        settings = {"data_plane": "native", "extend": extend, "capacity_blocks": 256, "context_length": 512}
+        return ScriptedEngine(ScriptedEngine.Config.model_validate(settings), ModelSpec(source="script"))
 
 
 class Registry:
