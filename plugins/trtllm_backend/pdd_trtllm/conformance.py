@@ -117,9 +117,9 @@ class TestNative(NativeConformance):
 
 
 class TestNativeRanks(TestNative):
-    """The reader has two ranks, other pages, and passes that do not overlap either."""
+    """The reader has two ranks, and passes that do not overlap either."""
 
-    settings: ClassVar[dict[str, Any]] = {"block_size": 8, "tp": 2, "overlap": False}
+    settings: ClassVar[dict[str, Any]] = {"block_size": 16, "tp": 2, "overlap": False}
 
 
 class TestRealServer(TrtllmConformance):

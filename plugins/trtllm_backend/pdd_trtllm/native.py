@@ -11,7 +11,7 @@ import msgspec
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import EngineError, PddError
-from pdd_runtime.kv import seed
+from pdd_runtime.kv import chain
 from pdd_runtime.plugins.engine import Offer, OfferRequest, Received, ReceiveRequest, Sampling
 from pdd_runtime.server.cached_pages import CachedPages
 from pdd_runtime.server.http import HttpClient
@@ -62,7 +62,7 @@ class TransceiverPlane(NativePlane):
                 "TensorRT-LLM keeps no KV for a reader", where=where, why=str(error), fix=error.fix
             ) from error
         until = now() + seconds
-        yield _offer(answer, request, where)
+        yield self._terms(answer, request, where)
         await asyncio.sleep(until - now())
         raise EngineError(
             "the reader has not said in its time that it has the KV",
@@ -73,14 +73,12 @@ class TransceiverPlane(NativePlane):
 
     async def receiving(self, http: HttpClient, id: str, request: ReceiveRequest) -> AsyncGenerator[Received, None]:
         where = f"request {request.id}"
-        params = request.offer.params
-        if missing := [name for name in _NEEDED if not params.get(name)]:
-            raise EngineError("this is no offer of a TensorRT-LLM server's", where=where, why=f"it has no {missing[0]}")
-        here = self.cached(self._root(request.salt), request.tokens)
+        terms = self._read(request, where)
+        here = self.cached(self.root(request.salt), request.tokens)
         seconds = min(request.timeout, self.config.transfer_timeout)
         try:
             # It answers when all is there, and with an error otherwise; it never computes the prompt by itself.
-            answer = await http.post_json(PATH, generation(request.tokens, params), timeout=seconds)
+            answer = await http.post_json(PATH, generation(request.tokens, terms.disaggregated), timeout=seconds)
         except PddError as error:
             raise EngineError(
                 "TensorRT-LLM did not get the KV",
@@ -96,7 +94,7 @@ class TransceiverPlane(NativePlane):
         yield Received(here, len(request.tokens) - here)
 
     async def follow(self, http: HttpClient) -> None:
-        events = CacheEvents(CachedPages(self.names, self._root), self.model.layout.block_size)
+        events = CacheEvents(CachedPages(self.names, self.root), self.model.layout.block_size)
         while True:
             try:
                 told = await http.post_json("/kv_cache_events", {}, timeout=EVENTS_TIME)
@@ -109,12 +107,49 @@ class TransceiverPlane(NativePlane):
             else:
                 await asyncio.sleep(EVENTS_EVERY)
 
-    def _root(self, salt: str) -> bytes:
-        return seed(self.model.fingerprint, self.model.layout.spec, salt=salt)
+    def _terms(self, answer: Any, request: OfferRequest, where: str) -> Offer:
+        """Raises `EngineError`."""
+        params = _kept(answer, request, where)
+        try:
+            return Offer(msgspec.to_builtins(_Terms(params, self._of(request), self.config.transceiver)))
+        except (ValueError, TypeError) as error:
+            raise EngineError("what a reader would need is too long", where=where, why=str(error)) from error
+
+    def _read(self, request: ReceiveRequest, where: str) -> _Terms:
+        """Raises `EngineError`."""
+        try:
+            terms = msgspec.convert(request.offer.params, _Terms)
+        except msgspec.ValidationError as error:
+            raise EngineError("this is no offer of a TensorRT-LLM server's", where=where, why=str(error)) from error
+        if terms.of != self._of(request):
+            # TensorRT-LLM would take it for the KV of whatever prompt it is asked about.
+            raise EngineError("the offer is of other tokens, or of another model", where=where)
+        backends = {terms.transceiver, self.config.transceiver}
+        if len(backends - {"DEFAULT"}) > 1:
+            raise EngineError(
+                f"KV is kept for {terms.transceiver}, and this server reads by {self.config.transceiver}",
+                where=where,
+                fix="give both pools the same transceiver",
+            )
+        return terms
+
+    def _of(self, request: OfferRequest | ReceiveRequest) -> str:
+        return chain(self.root(request.salt), request.tokens, self.model.layout.block_size)[-1].name.hex()
 
 
-def _offer(answer: Any, request: OfferRequest, where: str) -> Offer:
-    """Raises `EngineError`."""
+class _Terms(msgspec.Struct, frozen=True):
+    """What an offer says."""
+
+    disaggregated: dict[str, Any]
+    """TensorRT-LLM's own parameters, whole."""
+    of: str
+    """What the KV is of: the name of the last block, which stands for all before it."""
+    transceiver: str
+    """What moves it."""
+
+
+def _kept(answer: Any, request: OfferRequest, where: str) -> dict[str, Any]:
+    """The parameters by which a context can be read. Raises `EngineError`."""
     choice = _choice(answer, where)
     finish, params = choice.get("finish_reason"), choice.get("disaggregated_params")
     if finish not in _UNFINISHED:
@@ -122,17 +157,14 @@ def _offer(answer: Any, request: OfferRequest, where: str) -> Offer:
     prompt = answer.get("prompt_token_ids")
     if prompt is not None and tuple(prompt) != request.tokens:
         raise EngineError("TensorRT-LLM keeps the KV of another prompt", where=where, why=f"{len(prompt)} tokens")
-    if not isinstance(params, dict) or any(not params.get(name) for name in _NEEDED):
+    if not isinstance(params, dict) or any(params.get(name) in (None, "", []) for name in _NEEDED):
         raise EngineError(
             "TensorRT-LLM answers without saying where the KV is",
             where=where,
             why=f"disaggregated_params: {params!r:.200}",
         )
-    try:
-        # What is not set is left out: a reader of another release may not know its name.
-        return Offer({name: value for name, value in params.items() if value is not None})
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise EngineError("what a reader would need is too long", where=where, why=str(error)) from error
+    # What is not set is left out: a reader of another release may not know its name.
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def _choice(answer: Any, where: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from pdd_runtime.testing.engine_harness import EngineHarness
 PAGE = 8
 SMALL: dict[str, Any] = {
     **{"data_plane": "native", "block_size": PAGE, "context_length": 256, "batch_limit": 4, "token_budget": 64},
+    **{"transceiver": "UCX"},
     **{"start_timeout": "5min"},
 }
 
@@ -105,8 +106,17 @@ async def test_a_reader_of_another_prompt_fails(pair: Pair, tokens: tuple[int, .
     giver, reader = await pair.engine("giver"), await pair.engine("reader")
     async with aclosing(giver.offering(tokens)) as offers:
         offer = await anext(offers)
-        with pytest.raises(EngineError, match="did not get the KV"):
+        with pytest.raises(EngineError, match="of other tokens"):
             await anext(reader.receiving((*tokens, 5), offer))
+
+
+async def test_a_reader_that_reads_otherwise_fails(pair: Pair, tokens: tuple[int, ...]) -> None:
+    giver, reader = await pair.engine("giver"), await pair.engine("reader")
+    async with aclosing(giver.offering(tokens)) as offers:
+        offer = await anext(offers)
+        with pytest.raises(EngineError, match="kept for NIXL, and this server reads by UCX"):
+            await anext(reader.receiving(tokens, Offer(offer.params | {"transceiver": "NIXL"})))
+        assert (await anext(reader.receiving(tokens, Offer(offer.params | {"transceiver": "DEFAULT"})))).received
 
 
 async def test_what_a_reader_has_is_said(pair: Pair, tokens: tuple[int, ...]) -> None:
@@ -150,7 +160,7 @@ async def test_an_answer_that_is_no_offer_is_an_error(
 
 async def test_an_offer_that_lacks_something_is_not_asked_for(pair: Pair, tokens: tuple[int, ...]) -> None:
     reader = await pair.engine("reader")
-    with pytest.raises(EngineError, match="no ctx_request_id"):
+    with pytest.raises(EngineError, match="no offer of a TensorRT-LLM server"):
         await anext(reader.receiving(tokens, Offer({"encoded_opaque_state": "AAAA"})))
 
 

@@ -21,8 +21,8 @@ class State(msgspec.Struct, frozen=True):
 
     host: str
     port: int
-    geometry: tuple[int, int, int, str]
-    """Layers, KV heads, elements of a head, dtype: two servers must agree on it."""
+    geometry: tuple[int, int, int, str, int]
+    """Layers, KV heads, elements of a head, dtype, tokens in a page: two servers must agree on it."""
     digest: str
     """Of the prompt and of all else in the parameters."""
 
@@ -68,7 +68,7 @@ def examine(params: DisaggregatedParams | None, prompt: Sequence[int], args: Llm
 
 
 def answer(
-    request: int, first: int, prompt: Sequence[int], place: tuple[str, int], geometry: tuple[int, int, int, str]
+    request: int, first: int, prompt: Sequence[int], place: tuple[str, int], geometry: tuple[int, int, int, str, int]
 ) -> DisaggregatedParams:
     """What a context answers with, for the generation: to be passed on whole, with another `request_type`."""
     params = DisaggregatedParams(request_type="context_only", first_gen_tokens=[first], ctx_request_id=request)

@@ -72,8 +72,8 @@ class Transceiver:
     def __init__(self, model: PagedModel, timeout: float, post: Callable[[Outcome], None]) -> None:
         self._model, self._timeout, self._post = model, timeout, post
         layout = model.layout
-        self.geometry = (layout.layers, layout.kv_heads, layout.head_dim, layout.dtype)
-        """Two servers that exchange KV must have the same; they may differ in pages and ranks."""
+        self.geometry = (layout.layers, layout.kv_heads, layout.head_dim, layout.dtype, layout.block_size)
+        """Two servers that exchange KV must have the same; they may differ in ranks."""
         self._line = float(os.environ.get(LINE, 0))
         self._lock = threading.Lock()
         self._kept: dict[int, _Kept] = {}
