@@ -13,7 +13,7 @@ from pdd_runtime.errors import PddError
 from pdd_runtime.graph import LoadedGraph, load
 from pdd_runtime.launch import GraphState
 from pdd_runtime.plugins import PluginManager, load_plugins
-from pdd_runtime.plugins.exchange import Exchange, exchanges
+from pdd_runtime.plugins.exchange import UNREMARKABLE, Exchange, exchanges
 from pdd_runtime.plugins.preflight import preflight
 
 
@@ -33,7 +33,7 @@ def validate(path: Path, overrides: Sequence[str], as_json: bool, consoles: Cons
     loaded, plugins = load_checked(path, overrides, consoles)
     consoles.out.print(picture(loaded.graph))
     for exchange in exchanges(loaded, plugins):
-        if exchange.engines[0] != exchange.engines[1] or "converted as" in exchange.how:
+        if exchange.engines[0] != exchange.engines[1] or exchange.how not in UNREMARKABLE:
             engines, pools = " → ".join(exchange.engines), f"{exchange.source} → {exchange.target}"
             consoles.out.print(f"  KV {pools}: {engines}, {exchange.how}", style="dim", markup=False)
     consoles.out.print(f"{path} is right.", style="green", markup=False)

@@ -15,6 +15,11 @@ from pdd_runtime.plugins.engine import Engine, ModelSpec
 from pdd_runtime.plugins.manager import PluginManager
 from pdd_runtime.plugins.native import kv_kind
 
+_UNSETTLED = "portable; whether and how it is converted is settled when both have started"
+_UNCHANGED = "portable; it arrives as it was sent"
+UNREMARKABLE = (_UNSETTLED, _UNCHANGED)
+"""What happens to most KV between pools of one engine."""
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -70,9 +75,9 @@ def _exchange(
     if kind.native:
         how = f"native; {first} moves it itself" + (f" (data_plane: {kind.plane})" if kind.plane else "")
     elif ours is None or theirs is None:
-        how = "portable; whether and how it is converted is settled when both have started"
+        how = _UNSETTLED
     elif ours == theirs:
-        how = "portable; it arrives as it was sent"
+        how = _UNCHANGED
     else:
         how = f"portable; converted as it arrives: {', '.join(_changes(ours, theirs))}"
     return Exchange(edge.source, edge.target, (first, second), how)

@@ -104,6 +104,22 @@ def test_plugins_are_listed_with_what_is_wrong(cli: Cli) -> None:
     assert "not installed: none" in listed["problems"][0]["what"]
 
 
+def test_validate_tells_which_engines_move_kv_themselves(cli: Cli) -> None:
+    graph = Path(__file__).parents[2] / "graphs" / "quickstart.yaml"
+    native = "{plugin: scripted, config: {data_plane: native}}"
+    changes = [
+        *(f"spec.pools.{pool}.engine={native}" for pool in ("prefill", "relay", "main")),
+        "spec.edges.0={from: prefill, to: relay, carries: kv}",
+        "spec.edges.1={from: prefill, to: main, carries: kv, link: wan}",
+        "spec.links.wan.emulate=false",
+    ]
+    done = cli("validate", str(graph), *(part for change in changes for part in ("--set", change)))
+    assert done.code == 0
+    for pool in ("relay", "main"):
+        how = "scripted → scripted, native; scripted moves it itself (data_plane: native)"
+        assert f"KV prefill → {pool}: {how}" in " ".join(done.out.split())
+
+
 def test_validate_draws_the_graph(cli: Cli) -> None:
     graph = Path(__file__).parents[2] / "graphs" / "quickstart.yaml"
     done = cli("validate", str(graph), "--set", "spec.frontend.port=9000")
