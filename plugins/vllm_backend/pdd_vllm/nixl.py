@@ -69,6 +69,7 @@ class NixlPlane(NativePlane):
         self._late = late
 
     async def offering(self, http: HttpClient, id: str, request: OfferRequest) -> AsyncGenerator[Offer, None]:
+        # vLLM's lease begins when it has answered; ours before, so that it never ends later.
         began, ends = now(), time.time() + self.config.lease
         body = completions.request(request.tokens, 1, _ONE, request.salt, self.model.vocab)
         body |= {"stream": False, "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
@@ -92,7 +93,7 @@ class NixlPlane(NativePlane):
             raise EngineError(
                 "the reader has not read the KV in its time",
                 where=where,
-                why=f"of the lease of {self.config.lease:g} s it has half",
+                why=f"of the lease of {self.config.lease:g} s it has half, from when the KV was asked for",
                 fix="raise the pool's lease where the link needs longer",
             ) from None
         finally:
