@@ -95,13 +95,16 @@ class TransceiverPlane(NativePlane):
 
     async def follow(self, http: HttpClient) -> None:
         events = CacheEvents(CachedPages(self.names, self.root), self.model.layout.block_size)
+        answered = True
         while True:
             try:
                 told = await http.post_json("/kv_cache_events", {}, timeout=EVENTS_TIME)
+                answered = True
             except PddError as error:
                 # What was on its way to us is lost: the next event's number will say so.
-                log.warning("what %s has cached was not to be learned: %s", self.name, error)
-                told = None
+                if answered:
+                    log.warning("what %s has cached was not to be learned: %s", self.name, error)
+                told, answered = None, False
             if told:
                 events.take(told)
             else:

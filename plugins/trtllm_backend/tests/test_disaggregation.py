@@ -212,6 +212,11 @@ def test_where_passes_overlap_there_are_no_contexts(reader: str) -> None:
     refused(ask(reader, context(prompt())), "overlap")
 
 
+def test_the_longest_prompt_is_kept(giver: str, reader: str) -> None:
+    tokens = prompt(CONTEXT - 1)
+    assert len(asked(reader, generation(tokens, offered(giver, tokens)))["token_ids"]) == 1
+
+
 def test_where_no_more_than_one_token_is_wanted_nothing_is_kept(giver: str) -> None:
     choice = asked(giver, context(prompt()) | {"max_tokens": 1})
     assert choice["disaggregated_params"] is None

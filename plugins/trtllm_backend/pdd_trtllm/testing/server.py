@@ -106,7 +106,7 @@ class Api:
             return self._error(str(refusal))
         if asked == "context_only":
             # Its reader goes on, where there is more to be made than the first token.
-            asked = None if most == 1 else asked
+            asked = None if request.max_tokens == 1 else asked
             most = 1
         answer = _Answer()
         include_stop = request.include_stop_str_in_output
