@@ -43,11 +43,29 @@ def root(
         "pdd-runtime up graphs/quickstart.yaml -d --wait --set spec.frontend.port=9000",
         'pdd-runtime up graphs/quickstart.yaml --ask "Why is the sky blue?"',
         "pdd-runtime up graphs/quickstart.yaml --dry-run",
+        "pdd-runtime up graphs/h100-h200.yaml --cluster dc-b --secret-file /etc/pdd/secret",
     )
 )
 def up(
     graph: GraphFile,
     overrides: Overrides = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME",
+            help="Start only what stands in this cluster; the others have launchers of their own.",
+            autocompletion=complete.clusters,
+        ),
+    ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--secret-file",
+            metavar="FILE",
+            help="With --cluster: the secret that all clusters share. Default: the environment's PDD_SECRET.",
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it in the background and return.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Like -d, but return when requests are answered.")] = False,
     wait_timeout: Annotated[
@@ -71,6 +89,7 @@ def up(
 ) -> None:
     """Bring a graph up and keep it up. Ctrl-C drains it, a second Ctrl-C kills it."""
     from pdd_runtime.cli.ask import question
+    from pdd_runtime.cli.cluster import part_of
     from pdd_runtime.cli.dry_run import dry_run
     from pdd_runtime.cli.port import check_free
     from pdd_runtime.cli.up import UpOptions, log_to, up_attached, up_detached
@@ -84,17 +103,20 @@ def up(
         raise typer.BadParameter("json and --ask do not go together")
     consoles = Consoles()
     loaded, plugins = load_checked(graph, overrides or [], consoles)
-    check_free(loaded)
+    part = part_of(loaded, plugins, cluster, secret_file)
+    if ask is not None and not part.has_frontend(loaded.graph):
+        raise typer.BadParameter(f"--ask needs the frontend, which is in cluster {loaded.graph.frontend_cluster}")
+    check_free(loaded, part)
     if dry:
-        dry_run(loaded, as_json, consoles)
+        dry_run(loaded, part, as_json, consoles)
         return
     wait = wait or (detach and ask is not None)
     options = UpOptions(wait, wait_timeout, None if ask is None else question(ask), max_tokens, quiet, as_json)
     if detach or wait:
-        code = asyncio.run(up_detached(loaded, options, consoles))
+        code = asyncio.run(up_detached(loaded, part, options, consoles))
     else:
-        log_to(GraphState(loaded.graph.name))
-        code = asyncio.run(up_attached(loaded, plugins, options, consoles))
+        log_to(GraphState(part.name(loaded.graph)))
+        code = asyncio.run(up_attached(loaded, part, plugins, options, consoles))
     raise typer.Exit(code)
 
 

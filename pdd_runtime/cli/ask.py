@@ -79,7 +79,8 @@ async def url_of(state: GraphState) -> str:
     """Where a running graph answers. Raises `LaunchError` where its frontend is not up."""
     status = await ps(state)
     if not status.url:
-        raise LaunchError(f"the frontend of {state.name} is not up", why=status.why_not_ready)
+        why = status.why_not_ready or "it is in another cluster's part of the graph"
+        raise LaunchError(f"the frontend of {state.name} is not up", why=why)
     return status.url
 
 

@@ -51,6 +51,14 @@ def pools(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 @_quiet
+def clusters(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Clusters of the graph whose file was given."""
+    from pdd_runtime.graph import load
+
+    return list(load(Path(ctx.params["graph"])).graph.spec.clusters)
+
+
+@_quiet
 def graph_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Graphs that run, or whose launcher died."""
     return _names()

@@ -13,15 +13,15 @@ from pdd_runtime.cli import wording
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.picture import ROLE_STYLE, picture
 from pdd_runtime.graph import LoadedGraph
-from pdd_runtime.launch import GraphState
+from pdd_runtime.launch import GraphState, Part
 
 
-def dry_run(loaded: LoadedGraph, as_json: bool, consoles: Consoles) -> None:
-    graph, state = loaded.graph, GraphState(loaded.graph.name)
-    processes = list(_processes(loaded))
+def dry_run(loaded: LoadedGraph, part: Part, as_json: bool, consoles: Consoles) -> None:
+    graph, state = loaded.graph, GraphState(part.name(loaded.graph))
+    processes = list(_processes(loaded, part))
     if as_json:
         consoles.json(
-            {"name": graph.name, "path": str(loaded.path), "state": str(state.directory), "processes": processes}
+            {"name": state.name, "path": str(loaded.path), "state": str(state.directory), "processes": processes}
         )
         return
     consoles.out.print(picture(graph))
@@ -39,13 +39,15 @@ def dry_run(loaded: LoadedGraph, as_json: bool, consoles: Consoles) -> None:
     consoles.out.print("This was a dry run: nothing was started.", style="green")
 
 
-def _processes(loaded: LoadedGraph) -> Iterator[dict[str, Any]]:
+def _processes(loaded: LoadedGraph, part: Part) -> Iterator[dict[str, Any]]:
     graph = loaded.graph
     for name, pool in graph.spec.pools.items():
+        if not part.has(pool.cluster):
+            continue
         for index in range(pool.replicas):
             runs = f"engine {pool.engine.plugin}, model {graph.model_of(name).source}"
             yield _process(name, index, pool.role, pool.cluster, runs, pool.engine.config)
-    for index in range(graph.spec.frontend.replicas):
+    for index in range(graph.spec.frontend.replicas if part.has_frontend(graph) else 0):
         runs = f"OpenAI API on {wording.address(graph)}"
         yield _process("frontend", index, "frontend", graph.frontend_cluster, runs, {})
 

@@ -14,7 +14,7 @@ def find(name: str | None, *, running: bool = True) -> GraphState:
     """The graph of that name or file; without one, the only one that runs (or, with `running` false, else the only
     one that ever ran). Raises `NotRunningError` and `SeveralGraphsError`."""
     if name is not None:
-        return GraphState(_name_in(Path(name)) if is_file(name) else name)
+        return _part(GraphState(_name_in(Path(name)) if is_file(name) else name), running=running)
     known = GraphState.all()
     states = [state for state in known if state.running()] or known
     if not states and not running:
@@ -25,6 +25,20 @@ def find(name: str | None, *, running: bool = True) -> GraphState:
         names = ", ".join(state.name for state in states)
         raise SeveralGraphsError(f"several graphs are there: {names}", fix="name one of them")
     return states[0]
+
+
+def _part(state: GraphState, *, running: bool) -> GraphState:
+    """The graph itself, or the only part of it that is here."""
+    if state.name != state.graph_name:
+        return state
+    parts = state.parts() or ([] if running else state.parts(stopped=True))
+    here = [part for part in parts if part.running()] or parts
+    if not here or state.running() or (not running and state.graph.exists() and not here[0].running()):
+        return state
+    if len(here) > 1:
+        names = ", ".join(part.name for part in here)
+        raise SeveralGraphsError(f"several parts of graph {state.name} are here: {names}", fix="name one of them")
+    return here[0]
 
 
 def is_file(name: str) -> bool:

@@ -38,6 +38,7 @@ class LiveStatus:
         self._status: GraphStatus | None = None
         self._at = now()
         self._spinner = Spinner("dots", style="yellow")
+        self._trouble = ""
         self._told: dict[tuple[str, int], tuple[str, str]] = {}
         self._live = Live(self, console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
 
@@ -65,6 +66,7 @@ class LiveStatus:
     def show(self, status: GraphStatus) -> None:
         self._status, self._at = status, now()
         if self._live is None:
+            self._tell_trouble(status.trouble)
             for process in status.processes:
                 self._tell(process)
 
@@ -82,6 +84,11 @@ class LiveStatus:
             overflow="ellipsis",
         )
 
+    def _tell_trouble(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._console.out(plain(trouble) or "all processes can find each other again", highlight=False)
+
     def _tell(self, process: ProcessStatus) -> None:
         key, told = (process.pool, process.index), (process.state, process.epoch)
         if self._told.get(key) == told or (process.state == "starting" and not process.pid):
@@ -96,8 +103,9 @@ class LiveStatus:
     def __rich__(self) -> RenderableType:
         if self._status is None:
             return self._spinner
+        trouble = Text(plain(self._status.trouble), "yellow", no_wrap=True, overflow="ellipsis")
         if all_ready(self._status) and not self._status.stopping:
-            return self._line(self._status)
+            return Group(trouble, self._line(self._status)) if trouble else self._line(self._status)
         table = Table.grid(padding=(0, 2))
         for process in self._status.processes:
             seconds = process.seconds + now() - self._at
@@ -110,4 +118,4 @@ class LiveStatus:
                 Text(f"{seconds:.0f} s" if busy else "", "dim"),
                 Text(_TIME.sub("", plain(process.note)) if busy else "", "dim", no_wrap=True, overflow="ellipsis"),
             )
-        return Group(table)
+        return Group(trouble, table) if trouble else Group(table)

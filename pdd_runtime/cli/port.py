@@ -5,16 +5,15 @@ from __future__ import annotations
 from pdd_runtime.errors import LaunchError
 from pdd_runtime.frontend.server import listen
 from pdd_runtime.graph import LoadedGraph
-from pdd_runtime.launch import GraphState
+from pdd_runtime.launch import GraphState, Part
 
 
-def check_free(loaded: LoadedGraph) -> None:
+def check_free(loaded: LoadedGraph, part: Part) -> None:
     """Raises `AlreadyRunningError` where the graph runs, and `LaunchError` where its port is taken."""
-    state = GraphState(loaded.graph.name)
-    if state.running():
-        raise state.runs_already()
+    state = GraphState(part.name(loaded.graph))
+    state.check_free()
     dead = state.launcher()
-    if dead and dead.left:
+    if not part.has_frontend(loaded.graph) or (dead and dead.left):
         # Its frontend may still have the port. The new launcher ends what is left before it starts anything.
         return
     fault = port_fault(loaded)

@@ -16,11 +16,12 @@ from pdd_runtime.cli.console import FAILED, OK, Consoles, plain
 from pdd_runtime.cli.live import LiveStatus
 from pdd_runtime.cli.picture import ROLE_STYLE, picture
 from pdd_runtime.errors import ConnectionLost, LaunchError, PddError
-from pdd_runtime.graph import LoadedGraph
+from pdd_runtime.graph import Graph, LoadedGraph
 from pdd_runtime.launch import (
     ChildSpec,
     GraphState,
     GraphStatus,
+    Part,
     Supervisor,
     start_detached,
     stopped_by_signals,
@@ -43,10 +44,10 @@ class UpOptions:
     """Detached only: say what runs as JSON, and how it starts on stderr."""
 
 
-async def up_detached(loaded: LoadedGraph, options: UpOptions, consoles: Consoles) -> int:
+async def up_detached(loaded: LoadedGraph, part: Part, options: UpOptions, consoles: Consoles) -> int:
     """Start a launcher in the background; wait for it where asked to. Returns the exit code."""
-    state = GraphState(loaded.graph.name)
-    detached = await start_detached(loaded.graph, str(loaded.path), state)
+    state = GraphState(part.name(loaded.graph))
+    detached = await start_detached(loaded.graph, str(loaded.path), state, part)
     if not options.wait:
         if options.as_json:
             consoles.json(_started(state))
@@ -72,7 +73,7 @@ async def up_detached(loaded: LoadedGraph, options: UpOptions, consoles: Console
     if options.as_json:
         consoles.json(_started(state))
         return OK
-    await _announce(consoles, status)
+    await _announce(consoles, loaded.graph, status)
     if options.question is not None:
         await ask(consoles.out, status.url, options.question, options.max_tokens)
     return OK
@@ -89,12 +90,13 @@ def _started(state: GraphState) -> dict[str, Any]:
     }
 
 
-async def up_attached(loaded: LoadedGraph, plugins: PluginManager, options: UpOptions, consoles: Consoles) -> int:
+async def up_attached(
+    loaded: LoadedGraph, part: Part, plugins: PluginManager, options: UpOptions, consoles: Consoles
+) -> int:
     """Be the launcher until Ctrl-C. Returns the exit code."""
-    state = GraphState(loaded.graph.name)
-    supervisor = Supervisor(loaded.graph, plugins, state, str(loaded.path), _echo(consoles, options))
-    if state.running():
-        raise state.runs_already()
+    state = GraphState(part.name(loaded.graph))
+    supervisor = Supervisor(loaded.graph, plugins, state, str(loaded.path), _echo(consoles, options), part=part)
+    state.check_free()
     consoles.out.print(picture(loaded.graph))
 
     def on_signal(count: int) -> None:
@@ -127,12 +129,12 @@ async def _talk(supervisor: Supervisor, options: UpOptions, consoles: Consoles) 
                 status = await live.until_ready(supervisor.watch())
     except TimeoutError:
         raise LaunchError(
-            f"graph {supervisor.graph.name} is not ready after {options.wait_timeout:g} s",
+            f"graph {supervisor.state.name} is not ready after {options.wait_timeout:g} s",
             why=supervisor.status().missing,
             fix="see `pdd-runtime logs`; --wait-timeout gives it longer",
         ) from None
     if status is not None:
-        await _announce(consoles, status)
+        await _announce(consoles, supervisor.graph, status)
         if options.question is not None:
             code = await _ask_unless_stopped(supervisor, status.url, options, consoles)
         if not supervisor.status().stopping and not consoles.out.is_terminal:
@@ -171,8 +173,12 @@ async def _until_stopping(statuses: AsyncIterator[GraphStatus]) -> None:
             return
 
 
-async def _announce(consoles: Consoles, status: GraphStatus) -> None:
+async def _announce(consoles: Consoles, graph: Graph, status: GraphStatus) -> None:
     out = consoles.out
+    if not status.url:
+        where = f"{status.name}; users ask the frontend in {graph.frontend_cluster}"
+        out.print(Text.assemble(("ready: ", "bold green"), where))
+        return
     out.print(Text.assemble(("ready: ", "bold green"), (status.url, "bold underline")))
     out.print(curl(status.url, await model_name(status.url)), soft_wrap=True, markup=False)
 

@@ -20,6 +20,7 @@ import msgspec
 import uvloop
 from pydantic import ValidationError
 
+from pdd_runtime.discovery import open_discovery
 from pdd_runtime.errors import GraphError, PddError
 from pdd_runtime.frontend.app import create_app
 from pdd_runtime.frontend.server import create_server, listen, url
@@ -66,9 +67,7 @@ async def _run(graph: Graph, registry: str, key: WorkerKey, secret: str, sock: s
     lifetime = Lifetime()
     cluster = graph.frontend_cluster
     plugins = load_plugins()
-    kind = plugins.discovery(graph.spec.discovery.plugin)
-    config = plugins.configure(kind, graph.spec.discovery.config, "spec.discovery.config")
-    discovery = kind(config, registry, secret)
+    discovery = open_discovery(graph, plugins, registry, secret)
     greeting = Greeting(graph=graph.name, secret=secret, cluster=cluster, name=str(key), epoch=key.epoch)
     timelines = Timelines()
     try:

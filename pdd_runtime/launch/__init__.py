@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdd_runtime.launch.child import ChildSpec
 from pdd_runtime.launch.client import NotRunningError, down, not_running, ps, watch
 from pdd_runtime.launch.detached import Detached, start_detached
+from pdd_runtime.launch.part import Part
 from pdd_runtime.launch.signals import stopped_by_signals
 from pdd_runtime.launch.state import AlreadyRunningError, GraphState
 from pdd_runtime.launch.status import GraphStatus, ProcessStatus
@@ -18,6 +19,7 @@ __all__ = [
     "GraphState",
     "GraphStatus",
     "NotRunningError",
+    "Part",
     "ProcessStatus",
     "Supervisor",
     "down",

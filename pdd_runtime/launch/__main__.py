@@ -13,6 +13,7 @@ import msgspec
 from pdd_runtime.errors import PddError
 from pdd_runtime.graph import Graph
 from pdd_runtime.launch.detached import Order, Said
+from pdd_runtime.launch.part import Part
 from pdd_runtime.launch.signals import stopped_by_signals
 from pdd_runtime.launch.state import GraphState
 from pdd_runtime.launch.supervisor import Supervisor
@@ -27,7 +28,7 @@ def main() -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-        asyncio.run(_run(Graph.model_validate(order.graph), order.source))
+        asyncio.run(_run(Graph.model_validate(order.graph), order.source, order.part))
     except PddError as error:
         log.error("%s", error)
         _say(Said(error.to_wire()))
@@ -35,8 +36,8 @@ def main() -> int:
     return 0
 
 
-async def _run(graph: Graph, source: str) -> None:
-    supervisor = Supervisor(graph, load_plugins(), GraphState(graph.name), source)
+async def _run(graph: Graph, source: str, part: Part) -> None:
+    supervisor = Supervisor(graph, load_plugins(), GraphState(part.name(graph)), source, part=part)
     with stopped_by_signals(supervisor, lambda count: log.info("stopping" if count == 1 else "killing")):
         greeter = asyncio.create_task(_greet(supervisor), name="greeter")
         try:

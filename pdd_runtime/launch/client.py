@@ -105,7 +105,7 @@ async def _connected(state: GraphState) -> AsyncIterator[RpcConnection]:
     launcher = state.running()
     if launcher is None:
         raise not_running(state)
-    greeting = Greeting(graph=state.name, secret=launcher.secret, cluster="", name="pdd-runtime")
+    greeting = Greeting(graph=state.graph_name, secret=launcher.secret, cluster="", name="pdd-runtime")
     connection = await connect(launcher.endpoint, greeting, timeout=_TIMEOUT)
     try:
         yield connection

@@ -10,6 +10,7 @@ import msgspec
 
 from pdd_runtime.errors import LaunchError, PddError
 from pdd_runtime.graph import Graph
+from pdd_runtime.launch.part import Part
 from pdd_runtime.launch.state import GraphState
 
 _START = 30.0
@@ -21,6 +22,7 @@ class Order(msgspec.Struct, frozen=True):
 
     graph: dict[str, Any]
     source: str
+    part: Part
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -68,11 +70,10 @@ class Detached:
         return msgspec.json.decode(line, type=Said) if line else None
 
 
-async def start_detached(graph: Graph, source: str, state: GraphState) -> Detached:
+async def start_detached(graph: Graph, source: str, state: GraphState, part: Part) -> Detached:
     """Start a launcher in a session of its own, so that no terminal ends it. Raises `LaunchError`, and
     `AlreadyRunningError` where another one holds the graph."""
-    if state.running():
-        raise state.runs_already()
+    state.check_free()
     try:
         state.make()
         log = state.launcher_log.open("wb")
@@ -89,7 +90,7 @@ async def start_detached(graph: Graph, source: str, state: GraphState) -> Detach
             start_new_session=True,
         )
     assert process.stdin is not None
-    order = Order(graph.model_dump(mode="json", by_alias=True), source)
+    order = Order(graph.model_dump(mode="json", by_alias=True), source, part)
     process.stdin.write(msgspec.json.encode(order))
     process.stdin.close()
     detached = Detached(state, process)

@@ -18,7 +18,7 @@ from pdd_runtime.launch.identity import alive
 ROOT = "PDD_STATE_DIR"
 """Environment: where state directories are, instead of the user's."""
 
-_NAME = re.compile(r"[a-z0-9-]{1,63}")
+_NAME = re.compile(r"[a-z0-9-]{1,63}(@[a-z0-9-]{1,63})?")
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -57,13 +57,15 @@ def root() -> Path:
 
 
 class GraphState:
-    """The files of the graph called `name`, below `base` where that is given, else among the user's own."""
+    """The files of the graph called `name`, or of its part `name@cluster`, below `base` where that is given, else
+    among the user's own."""
 
     def __init__(self, name: str, base: Path | None = None) -> None:
         # It becomes a path, and `ps` takes it from the command line.
         if not _NAME.fullmatch(name):
             raise LaunchError(f'"{name}" is not the name of a graph', fix="name a graph, or its file")
         self.name = name
+        self.graph_name = name.partition("@")[0]
         self.directory = (base or root()) / name
         self.graph = self.directory / "graph.json"
         self.logs = self.directory / "logs"
@@ -99,6 +101,21 @@ class GraphState:
         """Its launcher, if that is alive."""
         launcher = self.launcher()
         return launcher if launcher and launcher.alive else None
+
+    def parts(self, *, stopped: bool = False) -> list[GraphState]:
+        """Those of `all` that are of the same graph, other than this."""
+        return [
+            state
+            for state in GraphState.all(stopped=stopped)
+            if state.graph_name == self.graph_name and state.name != self.name
+        ]
+
+    def check_free(self) -> None:
+        """Raises `AlreadyRunningError` where the graph runs, or where a part of it would run twice."""
+        for state in (self, *self.parts()):
+            whole = self.graph_name in (self.name, state.name)
+            if (whole or state is self) and state.running():
+                raise state.runs_already()
 
     def write_launcher(self, launcher: Launcher) -> None:
         """It holds a secret: only the user may read it."""

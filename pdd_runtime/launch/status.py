@@ -41,11 +41,13 @@ class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     """The launcher's."""
     url: str
-    """Of the frontend; empty while it is not up."""
+    """Of the frontend; empty while it is not up, and where it is in another cluster's part."""
     ready: bool
-    """A whole route exists: requests are answered."""
+    """A whole route exists: requests are answered. Of a part without a frontend: all its processes are ready."""
     why_not_ready: str
     stopping: bool
+    trouble: str = ""
+    """Why processes of other clusters cannot be found at this moment."""
     processes: tuple[ProcessStatus, ...]
 
     @property
@@ -58,7 +60,7 @@ class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
             for process in self.processes
             if process.state != "ready"
         ]
-        return "; ".join(starting) or self.why_not_ready
+        return "; ".join([*([self.trouble] if self.trouble else []), *starting]) or self.why_not_ready
 
 
 class Down(msgspec.Struct, frozen=True):

@@ -7,19 +7,20 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 
 import httpx
 import msgspec
 
-from pdd_runtime.discovery import RegistryServer
+from pdd_runtime.discovery import RegistryServer, open_discovery
 from pdd_runtime.errors import PddError, leaves
 from pdd_runtime.graph import Graph
 from pdd_runtime.launch.child import Child, ChildSpec
 from pdd_runtime.launch.identity import birth
 from pdd_runtime.launch.leftovers import end_left
 from pdd_runtime.launch.logs import LogFile
+from pdd_runtime.launch.part import Part
 from pdd_runtime.launch.port import reserved
 from pdd_runtime.launch.state import GraphState, Launcher
 from pdd_runtime.launch.status import Down, GraphStatus
@@ -35,6 +36,8 @@ PATIENCE = 30.0
 """Seconds that running requests get at a stop."""
 WORKER_PATIENCE = 10.0
 """Seconds from SIGTERM to SIGKILL for workers, which have no requests any more."""
+MEET = 3.0
+"""Seconds for discovery's servers to answer before processes are started all the same."""
 READY_EVERY = 0.25
 HEALTHY_EVERY = 2.0
 
@@ -49,12 +52,16 @@ class Supervisor:
         state: GraphState,
         source: str,
         on_line: Callable[[ChildSpec, str], None] = lambda spec, line: None,
+        *,
+        part: Part = Part(),  # noqa: B008 - frozen
     ) -> None:
         """`source` names the YAML to people; `on_line` gets every line that a process writes."""
-        self.graph, self.state, self.source = graph, state, source
+        self.graph, self.state, self.source, self.part = graph, state, source, part
         self._plugins, self._on_line = plugins, on_line
         self._children: list[Child] = []
         self._members: dict[str, Member] = {}
+        self._discovery: Discovery | None = None
+        self._trouble = ""
         self._why_not_ready = "no process has started yet"
         self._patience = PATIENCE
         self._stop = asyncio.Event()
@@ -78,13 +85,14 @@ class Supervisor:
 
     def status(self) -> GraphStatus:
         return GraphStatus(
-            name=self.graph.name,
+            name=self.state.name,
             source=self.source,
             pid=os.getpid(),
             url=self._url,
             ready=not self._why_not_ready,
             why_not_ready=self._why_not_ready,
             stopping=self._stop.is_set(),
+            trouble=self._trouble,
             processes=tuple(child.status(self._member(child)) for child in self._children),
         )
 
@@ -100,10 +108,9 @@ class Supervisor:
         process says at its first start that it can never work."""
         with self.state.hold():
             await end_left(self.state.launcher())
-            secret = secrets.token_urlsafe(32)
-            server = RpcServer(
-                Greeting(graph=self.graph.name, secret=secret, cluster=self.graph.frontend_cluster, name="launcher")
-            )
+            secret = self.part.secret or secrets.token_urlsafe(32)
+            cluster = self.part.cluster or self.graph.frontend_cluster
+            server = RpcServer(Greeting(graph=self.graph.name, secret=secret, cluster=cluster, name="launcher"))
             registry = RegistryServer(server)
             server.unary("launch.ps", Empty, self._on_ps)
             server.stream("launch.watch", Empty, self._on_watch)
@@ -113,8 +120,9 @@ class Supervisor:
                 self.state.write_graph(self.graph.model_dump_json(by_alias=True, indent=1))
                 self._launcher = Launcher(pid=os.getpid(), birth=birth(os.getpid()), endpoint=endpoint, secret=secret)
                 self.state.write_launcher(self._launcher)
-                discovery = self._find_discovery(endpoint, secret)
+                discovery = self._discovery = open_discovery(self.graph, self._plugins, endpoint, secret)
                 try:
+                    await _meet(discovery)
                     with self._port() as port:
                         await self._run_children(registry, discovery, self._specs(endpoint, secret, port))
                 finally:
@@ -153,9 +161,11 @@ class Supervisor:
             for view in views:
                 view.cancel()
 
-    async def _end(self, children: Iterable[Child], running: dict[Child, asyncio.Task[None]], patience: float) -> None:
+    async def _end(self, children: Sequence[Child], running: dict[Child, asyncio.Task[None]], patience: float) -> None:
         """SIGTERM, then SIGKILL for what is still there after `patience` seconds, or once told to kill."""
         tasks = [running[child] for child in children]
+        if not tasks:
+            return
         for child in children:
             child.kill() if self._kill.is_set() else child.stop()
         _, left = await asyncio.wait(tasks, timeout=patience)
@@ -167,7 +177,8 @@ class Supervisor:
     def _port(self) -> AbstractContextManager[int]:
         """The port that several frontend processes share; one alone binds it itself."""
         frontend = self.graph.spec.frontend
-        return reserved(frontend.host, frontend.port) if frontend.replicas > 1 else nullcontext(frontend.port)
+        several = frontend.replicas > 1 and self.part.has_frontend(self.graph)
+        return reserved(frontend.host, frontend.port) if several else nullcontext(frontend.port)
 
     def _specs(self, endpoint: str, secret: str, port: int) -> list[ChildSpec]:
         common = ("--graph", str(self.state.graph), "--discovery", endpoint)
@@ -182,8 +193,11 @@ class Supervisor:
                 env={**pool.env, "PDD_SECRET": secret},
             )
             for name, pool in self.graph.spec.pools.items()
+            if self.part.has(pool.cluster)
             for index in range(pool.replicas)
         ]
+        if not self.part.has_frontend(self.graph):
+            return specs
         frontends = [
             ChildSpec(
                 pool="frontend",
@@ -196,13 +210,6 @@ class Supervisor:
             for index in range(self.graph.spec.frontend.replicas)
         ]
         return [*specs, *frontends]
-
-    def _find_discovery(self, endpoint: str, secret: str) -> Discovery:
-        """The graph's own way to find processes: the launcher looks at it as every process does."""
-        reference = self.graph.spec.discovery
-        kind = self._plugins.discovery(reference.plugin)
-        config = self._plugins.configure(kind, reference.config, "spec.discovery.config")
-        return kind(config, endpoint, secret)
 
     def _on_child(self) -> None:
         self._record()
@@ -232,12 +239,15 @@ class Supervisor:
         async with httpx.AsyncClient(timeout=5.0, trust_env=False, limits=limits) as client:
             while True:
                 why = await self._ask_ready(client)
-                if why != self._why_not_ready:
-                    self._why_not_ready = why
+                trouble = self._discovery.trouble if self._discovery else ""
+                if (why, trouble) != (self._why_not_ready, self._trouble):
+                    self._why_not_ready, self._trouble = why, trouble
                     self._changed()
                 await asyncio.sleep(READY_EVERY if why else HEALTHY_EVERY)
 
     async def _ask_ready(self, client: httpx.AsyncClient) -> str:
+        if not self.part.has_frontend(self.graph):
+            return next((f"{child.spec} is not ready" for child in self._children if not self._is_ready(child)), "")
         if not self._url:
             return "the frontend is not there yet"
         try:
@@ -250,6 +260,10 @@ class Supervisor:
 
     def _member(self, child: Child) -> Member | None:
         return self._members.get(child.epoch)
+
+    def _is_ready(self, child: Child) -> bool:
+        member = self._member(child)
+        return member is not None and member.state == "ready"
 
     @property
     def _url(self) -> str:
@@ -270,6 +284,15 @@ class Supervisor:
 
     async def _on_down(self, params: Down, context: RpcContext) -> None:
         self.stop(params.patience)
+
+
+async def _meet(discovery: Discovery) -> None:
+    """Ask once who is there, so that what keeps this launcher from ever finding the others is told before it starts
+    anything. Servers that are only away are no hindrance."""
+    async with aclosing(discovery.watch()) as views:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MEET):
+                await anext(views)
 
 
 def _reason(answer: httpx.Response) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -74,7 +74,7 @@ class Discovery(ABC):
     async def unregister(self, key: WorkerKey) -> None: ...
 
     @abstractmethod
-    def watch(self) -> AsyncIterator[tuple[Member, ...]]:
+    def watch(self) -> AsyncGenerator[tuple[Member, ...], None]:
         """The members now, and again after each change. Survives reconnects; the last view stays valid."""
 
     @abstractmethod

@@ -46,7 +46,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--index", type=int, required=True)
     parser.add_argument("--epoch", required=True)
     parser.add_argument("--discovery", required=True, help="the address that discovery is given")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen")
     return parser.parse_args()
 
 
@@ -58,7 +57,6 @@ async def _run(options: argparse.Namespace) -> int:
             WorkerKey(options.pool, options.index, options.epoch),
             registry=options.discovery,
             secret=os.environ.get("PDD_SECRET", ""),
-            host=options.host,
         )
     except PddError as error:
         return _cannot_start(error)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from pdd_runtime.discovery import open_discovery
 from pdd_runtime.errors import EngineError, GraphError, PddError
 from pdd_runtime.graph import Graph
 from pdd_runtime.kv import BlockStore, CachedNames, KvLayout
@@ -37,14 +38,15 @@ class Worker:
     """The `EngineHost` of its engine and the `TransportContext` of its transports. `start`, perhaps `drain`, `close`;
     others see its state in discovery."""
 
-    def __init__(self, graph: Graph, key: WorkerKey, *, registry: str, secret: str, host: str) -> None:
-        """`registry`: the address that discovery is given. `host`: where message plane and transports listen."""
+    def __init__(self, graph: Graph, key: WorkerKey, *, registry: str, secret: str) -> None:
+        """`registry`: the address that discovery is given. The graph says where its cluster's workers listen."""
         if key.pool not in graph.spec.pools:
             raise GraphError(f'there is no pool "{key.pool}"', why=f"the pools are: {', '.join(graph.spec.pools)}")
         self.graph, self.key = graph, key
         self._pool = graph.spec.pools[key.pool]
         self.cluster = self._pool.cluster
-        self._registry, self._secret, self._host = registry, secret, host
+        self._address = graph.spec.clusters[self.cluster]
+        self._registry, self._secret = registry, secret
         self._lines = Lines(graph, self.cluster)
         self.greeting = Greeting(graph=graph.name, secret=secret, cluster=self.cluster, name=str(key), epoch=key.epoch)
         self._server = RpcServer(self.greeting, self._lines.to)
@@ -64,15 +66,15 @@ class Worker:
         plugins = load_plugins()
         self._engine = self._make_engine(plugins)
         self._transports = Transports(self.graph, self.key.pool, plugins, self)
-        self._discovery = self._make_discovery(plugins)
-        endpoint = await self._server.start(self._host)
+        self._discovery = open_discovery(self.graph, plugins, self._registry, self._secret)
+        endpoint = await self._server.start(self._address.host)
         self._member = Member(
             key=self.key,
             role=self._pool.role,
             cluster=self.cluster,
             state="starting",
             pid=os.getpid(),
-            endpoint=endpoint,
+            endpoint=self._address.reached(endpoint),
         )
         await self._discovery.register(self._member)
         info = await self._start_engine(self._engine)
@@ -148,12 +150,6 @@ class Worker:
         engine.role = self._pool.role
         return engine
 
-    def _make_discovery(self, plugins: PluginManager) -> Discovery:
-        ref = self.graph.spec.discovery
-        cls = plugins.discovery(ref.plugin)
-        config = plugins.configure(cls, ref.config, where="spec.discovery.config")
-        return cls(config, self._registry, self._secret)
-
     async def _start_engine(self, engine: Engine) -> EngineInfo:
         try:
             return await engine.start(self)
@@ -181,7 +177,8 @@ class Worker:
             return NativePlane(self._names, str(self.key)), {}
         store = self._opened_store()
         source = Source(store, info, self.key.epoch, self._activity, secret=self._secret)
-        addresses = await transports.serve(source, self._host)
+        served = await transports.serve(source, self._address.host)
+        addresses = {plugin: self._address.reached(endpoint) for plugin, endpoint in served.items()}
         return PortablePlane(
             store, Agent(store, info, self.cluster, source, secret=self._secret), transports
         ), addresses

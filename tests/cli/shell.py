@@ -66,14 +66,14 @@ class Cli:
         assert "Traceback" not in done.stderr + done.stdout
         return Result(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """A command that stays, with both outputs in its stdout."""
         process = subprocess.Popen(
             [sys.executable, "-m", "pdd_runtime.cli", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=self.env,
+            env={**self.env, **(env or {})},
             cwd=self.directory,
             # Ctrl-C means something to it, even where these tests run in the background and ignore it.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

@@ -1,0 +1,46 @@
+"""Whether what workers listen on leaves the host, and may."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from pdd_runtime.errors import GraphError
+from pdd_runtime.graph.document import Route
+from pdd_runtime.graph.scene import Scene
+
+
+def check_exposure(scene: Scene) -> Iterator[GraphError]:
+    """The message plane and the transports are in clear; the graph's secret is said on them."""
+    for name, cluster in scene.spec.clusters.items():
+        route: Route = ("spec", "clusters", name)
+        if not _leaves(cluster.host):
+            continue
+        if not cluster.insecure:
+            yield scene.error(
+                (*route, "host"),
+                f'workers of cluster "{name}" listen on {cluster.host}, beyond this host, without encryption',
+                why="whoever can read that network reads tokens, KV and the secret that lets a process join",
+                fix="in a network of your own (a VPN, WireGuard) write insecure: true beside it; else leave host out",
+            )
+        if _is_any(cluster.advertise or cluster.host):
+            yield scene.error(
+                (*route, "advertise" if cluster.advertise else "host"),
+                f'workers of cluster "{name}" cannot be reached at {cluster.advertise or cluster.host}',
+                why="it stands for every address of a host, and is none",
+                fix="write advertise: the address or name at which other clusters reach this one",
+            )
+
+
+def _leaves(host: str) -> bool:
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
