@@ -113,6 +113,7 @@ async def test_a_killed_prefill_server_is_named_where_it_is_still_needed(fleet: 
         with pytest.raises(PddError) as caught:
             await kill_behind_the_third_token(fleet, driver, asked(PROMPTS[64], "killed"))
     assert "prefill" in caught.value.what
+    await until(lambda: not serves(fleet), 120)
     await until(lambda: serves(fleet), LONG)
     async with fleet.stack.driver(*OWN_ROUTES["P-MD"]) as driver:
         answer = await ask(fleet, driver, PROMPTS[64], "after")
