@@ -66,7 +66,7 @@ class Relayed:
         kv, there = await session.fetch("prefill", "main", session.prompt)
         await self._pin(kv)
         if there < len(session.prompt):
-            leg, extended = await session.decode("main", "having the prompt's KV", 0, 0, hold=True, suffix=".prompt")
+            leg, extended = await session.decode("main", "getting the prompt's KV", 0, 0, hold=True, suffix=".prompt")
             if extended.computed:
                 session.timeline.event(leg.peer, f"recomputed: {extended.computed} tokens of the prompt")
             await self._pin(leg)

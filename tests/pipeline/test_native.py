@@ -304,6 +304,28 @@ async def test_a_main_that_has_its_kv_needs_no_prefill_worker_any_more(
         await fleet.idle()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["local", "assisted"])
+async def test_a_prefill_worker_that_comes_back_offers_again(
+    new_fleet: Callable[..., Any], prompt: Prompt, kind: str
+) -> None:
+    fleet = new_fleet(*KINDS[kind], text=GRAPH)
+    await fleet.start()
+    driver, tokens = await fleet.driver(RELAY), prompt(100)
+    expected = await fleet.ask(driver, tokens, 20)
+    await fleet.idle()
+    await fleet.kill("prefill")
+    await until(lambda: len(driver._peers.ready) == 3)
+    await fleet.spawn("prefill")
+    await until(lambda: len(driver._peers.ready) == 4)
+    answer = await fleet.settled(await fleet.ask(driver, tokens, 20))
+    assert answer.ids == expected.ids
+    assert answer.timeline["route"] == "P-RLD-MD"
+    # The new one has nothing cached; main has what it had, so that little crosses again.
+    assert answer.timeline["cached"]["prefill"] == 0
+    assert answer.timeline["cached"]["main"] >= 96
+
+
 STATES: dict[str, tuple[str, Condition]] = {
     "before anything": (RELAY, lambda t: True),
     "prefilling": (RELAY, lambda t: "prefill starts" in events(t)),
