@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,9 +13,9 @@ from pydantic import BaseModel
 
 from pdd_runtime.discovery.etcd.client import Compacted, EtcdClient, EtcdRefused, stubs
 from pdd_runtime.discovery.etcd.config import EtcdConfig
-from pdd_runtime.discovery.etcd.mirror import Mirror, Record, Slot, read, slot_of
-from pdd_runtime.discovery.mark import differences
-from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, GraphError, LaunchError, PddError, PluginError
+from pdd_runtime.discovery.etcd.mirror import Mirror, slot_of
+from pdd_runtime.discovery.etcd.registrations import Registrations
+from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, PddError, PluginError
 from pdd_runtime.plugins.discovery import Discovery, GraphMark, Member
 from pdd_runtime.plugins.hookspecs import hookimpl
 from pdd_runtime.plugins.routing import WorkerKey
@@ -30,19 +27,6 @@ FIRST_RETRY, LAST_RETRY = 0.1, 1.0
 REGISTER_TIMEOUT = 3.0
 """Seconds that a process waits for etcd before it goes on without."""
 UNREGISTER_TIMEOUT = 1.0
-
-
-@dataclass
-class _Own:
-    """A member of this process."""
-
-    member: Member
-    born: float
-    stood: bool = False
-    """Whether etcd has ever had it."""
-
-    def record(self, digest: str) -> Record:
-        return Record(self.member, self.born, digest)
 
 
 class EtcdDiscovery(Discovery):
@@ -60,10 +44,7 @@ class EtcdDiscovery(Discovery):
         stubs()
         self._config, self._graph = config, graph or GraphMark(name="graph")
         self._mirror = Mirror(config.prefix, self._graph)
-        self._mine: dict[Slot, _Own] = {}
-        self._replaced: set[WorkerKey] = set()
-        """Members of this process that a newer epoch has taken the place of."""
-        self._putting = asyncio.Lock()
+        self._mine = Registrations(self._mirror, self._graph)
         self._client: EtcdClient | None = None
         """While a server answers, and the mirror follows it."""
         self._lease, self._revision = 0, 0
@@ -79,56 +60,42 @@ class EtcdDiscovery(Discovery):
     def trouble(self) -> str:
         if self._away:
             return self._away
-        foreign = self._mirror.foreign()
-        return self._foreign(foreign).what if foreign else ""
+        fault = self._mirror.foreign_fault()
+        return fault.what if fault else ""
 
     async def register(self, member: Member) -> None:
         """See the contract. Returns when etcd has it; where no server answers, soon, and it is registered as soon as
         one does. Raises `LaunchError` when a newer epoch stands there, `GraphError` where the others have another
         graph, `EtcdRefused` and `PluginError` where the servers or the settings are not as they should be."""
-        slot = slot_of(member.key)
-        self._check_place(member.key)
-        own = self._mine.get(slot)
-        if own is not None and own.member.key == member.key:
-            own.member = member
-        else:
-            self._mine[slot] = _Own(member, time.time())
+        self._mine.take(member)
         try:
             async with asyncio.timeout(REGISTER_TIMEOUT):
-                await self._put(slot)
+                await self._mine.put(await self._server(), slot_of(member.key), self._lease)
                 # It may have been found out while this waited.
-                self._check_place(member.key)
+                self._mine.check_place(member.key)
         except (TimeoutError, ConnectionLost, DeadlineExceeded):
             log.warning("%s goes on unregistered: %s", member.key, self._away or "etcd is slow")
         except PddError:
-            self._mine.pop(slot, None)
+            self._mine.drop(member.key)
             raise
 
     async def renew(self, member: Member) -> None:
         """Raises what `register` raises, and `ConnectionLost` or `DeadlineExceeded` where no server answers."""
-        slot = slot_of(member.key)
         try:
             async with asyncio.timeout(REGISTER_TIMEOUT):
-                await self._put(slot)
-                await (await self._server()).keep_alive(self._lease)
+                client = await self._server()
+                await self._mine.put(client, slot_of(member.key), self._lease)
+                await client.keep_alive(self._lease)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"etcd did not renew {member.key} in {REGISTER_TIMEOUT:g} s", why=self._away
             ) from None
 
     async def unregister(self, key: WorkerKey) -> None:
-        slot = slot_of(key)
-        own = self._mine.get(slot)
-        if own is not None and own.member.key == key:
-            del self._mine[slot]
+        self._mine.drop(key)
         try:
             async with asyncio.timeout(UNREGISTER_TIMEOUT):
-                client = await self._server()
-                async with self._putting:
-                    entry = await client.get(self._mirror.key(slot))
-                    record = read(entry.value, slot) if entry and entry.value else None
-                    if entry and record and record.member.key == key:
-                        await client.delete(entry.key, entry.revision)
+                await self._mine.withdraw(await self._server(), key)
         except (PddError, TimeoutError) as error:
             log.debug("%s is left to expire: %s", key, error)
 
@@ -141,8 +108,8 @@ class EtcdDiscovery(Discovery):
             if last is None and self._refused is not None:
                 raise self._refused
             if self._mirror.listed:
-                if last is None and not any(own.stood for own in self._mine.values()):
-                    self._check_graph()
+                if last is None and not self._mine.stood:
+                    self._mirror.check_graph()
                 members = self._mirror.members()
                 if members is not last and members != last:
                     last = members
@@ -165,67 +132,6 @@ class EtcdDiscovery(Discovery):
         self._client = None
         if self._settling is not None:
             self._settling.cancel()
-
-    # What is put.
-
-    async def _put(self, slot: Slot) -> None:
-        """Make etcd have the member of this process in `slot`."""
-        while True:
-            client = await self._server()
-            async with self._putting:
-                own = self._mine.get(slot)
-                if own is None or await self._try_put(client, slot, own):
-                    return
-
-    async def _try_put(self, client: EtcdClient, slot: Slot, own: _Own) -> bool:
-        """False: somebody else was quicker."""
-        if not own.stood:
-            self._check_graph()
-        entry = await client.get(self._mirror.key(slot))
-        there = read(entry.value, slot) if entry and entry.value else None
-        if there is not None and there.member.key != own.member.key:
-            if not own.stood:
-                # Who comes now is the newer one, whatever the clocks of two hosts say.
-                own.born = max(own.born, math.nextafter(there.born, math.inf))
-            elif there.order > own.record(there.graph).order:
-                self._mine.pop(slot, None)
-                self._replaced.add(own.member.key)
-                self._check_place(own.member.key)
-        value = msgspec.json.encode(own.record(self._graph.digest))
-        if entry is None or entry.value != value or entry.lease != self._lease:
-            revision = entry.revision if entry else 0
-            if not await client.put(self._mirror.key(slot), value, self._lease, revision):
-                return False
-        own.stood = True
-        return True
-
-    def _check_place(self, key: WorkerKey) -> None:
-        """Raises `LaunchError` where a newer epoch has been seen in its place."""
-        if key in self._replaced:
-            raise LaunchError(
-                f"{key} of epoch {key.epoch} has been replaced",
-                where=", ".join(self._config.endpoints),
-                why="a newer process registered in its place",
-                fix="end this process",
-            )
-
-    def _check_graph(self) -> None:
-        """Raises `GraphError` where those that are there belong to another graph of this name."""
-        foreign = self._mirror.foreign()
-        if foreign is not None:
-            raise self._foreign(foreign)
-
-    def _foreign(self, foreign: Record) -> GraphError:
-        member, theirs = foreign.member, self._mirror.graphs.get(foreign.graph)
-        why = "; ".join(differences(self._graph.shared, theirs)) if theirs is not None else ""
-        return GraphError(
-            f"{member.key} in {member.cluster} belongs to another graph called {self._graph.name}",
-            where=", ".join(self._config.endpoints),
-            why=why or "what it differs in is not known",
-            fix=f"start all clusters with the same file; where that one has just ended, in {self.ttl:g} s it is gone",
-        )
-
-    # The keeper.
 
     def _start(self) -> None:
         if self._keeper is None and not self._closed:
@@ -262,8 +168,8 @@ class EtcdDiscovery(Discovery):
     def _lost(self, error: PddError) -> None:
         if isinstance(error, (EtcdRefused, PluginError)) and not self._mirror.listed:
             self._refused = error
-        why = f": {error.why}" if error.why else ""
-        away = f"etcd is away, the last known membership stays: {error.where}: {error.what}{why}"
+        said = ": ".join(part for part in (error.where, error.what, error.why) if part)
+        away = f"etcd is away, the last known membership stays: {said}"
         if not self._away:
             log.warning("%s", away)
         self._away, self._client = away, None
@@ -293,7 +199,8 @@ class EtcdDiscovery(Discovery):
                         self._revision = batch.revision or self._revision
                         self._up(client)
                         if slots:
-                            self._look_after(slots & self._mine.keys())
+                            if self._mine.amiss(slots):
+                                self._dirty.set()
                             self._changed()
             except Compacted as error:
                 log.info("all members are read again: %s", error.what)
@@ -329,7 +236,7 @@ class EtcdDiscovery(Discovery):
             await asyncio.sleep(self.ttl / 3)
             if not await client.keep_alive(self._lease):
                 raise ConnectionLost("the lease has expired", where=client.endpoint, why="this process was held up")
-            if self._mine and self._graph.digest not in self._mirror.graphs:
+            if self._mine.slots and self._graph.digest not in self._mirror.graphs:
                 self._dirty.set()
 
     async def _announce(self, client: EtcdClient) -> None:
@@ -339,23 +246,15 @@ class EtcdDiscovery(Discovery):
             self._dirty.clear()
             if self._client is not client:
                 continue
-            for slot in list(self._mine):
+            for slot in self._mine.slots:
                 try:
-                    await self._put(slot)
+                    await self._mine.put(client, slot, self._lease)
                 except (ConnectionLost, DeadlineExceeded):
                     raise
                 except PddError as error:
                     log.error("cannot register %s/%d: %s", *slot, error)
-            if self._mine and self._graph.digest not in self._mirror.graphs:
+            if self._mine.slots and self._graph.digest not in self._mirror.graphs:
                 await client.put(self._mirror.graph_key(), msgspec.json.encode(self._graph.shared), self._lease, 0)
-
-    def _look_after(self, slots: set[Slot]) -> None:
-        """Something happened to a member of this process."""
-        for slot in slots:
-            own, there = self._mine[slot], self._mirror.get(slot)
-            if there is None or (there.member.key != own.member.key and own.stood):
-                # Its key is gone, or somebody else has its place: `_put` finds out who is the newer one.
-                self._dirty.set()
 
     def _changed(self) -> None:
         self._change.set()

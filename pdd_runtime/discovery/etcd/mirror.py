@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from pdd_runtime.discovery.etcd.client import Entry
+from pdd_runtime.discovery.mark import differences
+from pdd_runtime.errors import GraphError
 from pdd_runtime.plugins.discovery import GraphMark, Member
 from pdd_runtime.plugins.routing import WorkerKey
 
@@ -96,6 +98,23 @@ class Mirror:
     def foreign(self) -> Record | None:
         """A member of another graph with the same name."""
         return next((record for record in self._records.values() if record.graph != self._graph.digest), None)
+
+    def foreign_fault(self) -> GraphError | None:
+        """The same as an error that says what the two graphs differ in."""
+        if (foreign := self.foreign()) is None:
+            return None
+        member, theirs = foreign.member, self.graphs.get(foreign.graph)
+        why = "; ".join(differences(self._graph.shared, theirs)) if theirs is not None else ""
+        return GraphError(
+            f"{member.key} in {member.cluster} belongs to another graph called {self._graph.name}",
+            why=why or "what it differs in is not known",
+            fix="start all clusters with the same file; where that one has just ended, try again in a moment",
+        )
+
+    def check_graph(self) -> None:
+        """Raises it."""
+        if (fault := self.foreign_fault()) is not None:
+            raise fault
 
     def _slot(self, key: bytes) -> Slot | None:
         pool, _, index = key.removeprefix(self._members_root).decode(errors="replace").rpartition("/")
