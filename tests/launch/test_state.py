@@ -108,3 +108,27 @@ async def test_what_a_dead_launcher_left_is_ended_even_if_it_resists(monkeypatch
     stranger.kill()
     for process in (stubborn, stranger):
         process.communicate()
+
+
+def test_parts_of_a_graph_are_told_apart_and_never_run_beside_the_whole() -> None:
+    whole, first, second = GraphState("demo"), GraphState("demo@dc-a"), GraphState("demo@dc-b")
+    assert (first.graph_name, second.graph_name, whole.graph_name) == ("demo", "demo", "demo")
+    with first.hold(), second.hold():
+        first.write_launcher(launcher())
+        second.check_free()
+        for state in (whole, first):
+            with pytest.raises(AlreadyRunningError, match="graph demo@dc-a is running already"):
+                state.check_free()
+        assert [part.name for part in whole.parts()] == ["demo@dc-a"]
+        assert first.parts() == []
+    first.forget_launcher()
+    with whole.hold():
+        whole.write_launcher(launcher())
+        with pytest.raises(AlreadyRunningError, match="graph demo is running already"):
+            second.check_free()
+
+
+@pytest.mark.parametrize("name", ["demo@", "@dc-a", "demo@dc-a@dc-b", "demo@../x"])
+def test_a_part_has_the_name_of_a_cluster(name: str) -> None:
+    with pytest.raises(LaunchError, match="is not the name of a graph"):
+        GraphState(name)
