@@ -11,7 +11,7 @@ import msgspec
 import xxhash
 from pydantic import BaseModel
 
-from pdd_runtime.errors import Cancelled, CapacityError, EngineError, RequestError
+from pdd_runtime.errors import Cancelled, EngineError, RequestError
 from pdd_runtime.kv import BlockStore, seed
 from pdd_runtime.plugins.engine import (
     BlocksReady,
@@ -36,6 +36,7 @@ from pdd_runtime.plugins.engine import (
 )
 from pdd_runtime.plugins.hookspecs import hookimpl
 from pdd_runtime.testing import byte_tokenizer
+from pdd_runtime.testing.scripted_acceptance import Asked, check
 from pdd_runtime.testing.scripted_batch import ScriptedBatch
 from pdd_runtime.testing.scripted_config import ScriptedConfig
 from pdd_runtime.testing.scripted_native import NamedStore, ScriptedNative
@@ -296,27 +297,11 @@ class ScriptedEngine(Engine):
         return [request for request in self._requests if request.id == request_id]
 
     @contextmanager
-    def _request(
-        self, request: PrefillRequest | DecodeRequest | OfferRequest | ReceiveRequest
-    ) -> Iterator[ScriptedRequest]:
+    def _request(self, request: Asked) -> Iterator[ScriptedRequest]:
         """A request from its acceptance until its stream ends, in whatever way."""
         self._accept()
-        tokens, request_id = request.tokens, request.id
-        if lacking := set(request.sampling.needs) - self._capabilities.names:
-            raise RequestError(
-                f"the engine cannot do this: {', '.join(sorted(lacking))}", where=f"request {request_id}"
-            )
-        if len(tokens) > self._config.context_length:
-            raise CapacityError(
-                f"{len(tokens)} tokens are more than the context length of {self._config.context_length}",
-                where=f"request {request_id}",
-                fix="shorten the prompt",
-            )
-        if not tokens or not 0 <= min(tokens) <= max(tokens) < self._config.vocab_size:
-            raise RequestError(
-                f"tokens must be ids from 0 to {self._config.vocab_size - 1}, at least one", where="tokens"
-            )
-        running = ScriptedRequest(request_id)
+        check(request, self._config, self._capabilities)
+        running = ScriptedRequest(request.id)
         self._requests.add(running)
         self._idle.clear()
         try:
