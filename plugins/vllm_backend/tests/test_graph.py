@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 RELAY, LENGTH = 12, 40
 """Tokens that the relay makes at least, and of the answer."""
+LONG = 1800
+"""Of an answer in whose middle something can happen."""
 BOUNDS = f"{{min_relay_tokens: {RELAY}, max_relay_tokens: {RELAY}}}"
 RELAYED = ("spec.routing={plugin: always-relay}", f"spec.handoff={{plugin: one-shot, config: {BOUNDS}}}")
 DIRECT = ("spec.routing={plugin: never-relay}",)
@@ -167,8 +169,8 @@ async def test_a_killed_main_server_says_nothing_wrong_and_comes_back(stack: Vll
         killing = asyncio.create_task(kill())
         # Whichever is noticed first: the server's broken stream, or the worker that ends with it.
         with suppress(EngineError, WorkerLost):
-            got, _ = await stack.ask(driver, tokens, 400, GREEDY)
-            assert [token.id for token in got] == complete(alone, tokens, 400)
+            got, _ = await stack.ask(driver, tokens, LONG, GREEDY)
+            assert [token.id for token in got] == complete(alone, tokens, LONG)
         await killing
     await stack.ready_again("main", worker["pid"])
     async with stack.driver() as driver:
