@@ -18,7 +18,12 @@ def read_config(path: Path) -> dict[str, Any]:
         if not isinstance(config, dict):
             raise ValueError("it holds no object")
     except (OSError, ValueError) as error:
-        raise EngineError("the directory has no readable config.json", where=str(path), why=str(error)) from error
+        raise EngineError(
+            "the directory has no readable config.json",
+            where=str(path),
+            why=str(error),
+            fix="spec.model.source must name a directory with config.json, *.safetensors and tokenizer.json",
+        ) from error
     return config
 
 
