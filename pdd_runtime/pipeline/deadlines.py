@@ -12,6 +12,8 @@ TOKEN = 120.0
 """From one token to the next."""
 CHANGE = 660.0
 """For anything at all to change in a session that waits for its other parts. Above all of theirs: theirs say more."""
+NOTICED = 5.0
+"""For an engine to notice that what it offered was read; the offer is closed then."""
 CALL = 10.0
 """For a short answer, such as to a seal."""
 CONNECT = 5.0

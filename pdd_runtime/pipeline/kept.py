@@ -77,5 +77,5 @@ class Kept:
 
     async def _close_soon(self) -> None:
         """It ends by itself where the engine knows that it was read."""
-        await asyncio.sleep(deadlines.CALL)
+        await asyncio.sleep(deadlines.NOTICED)
         await self._leg.close()

@@ -10,7 +10,10 @@ import pytest
 import pytest_asyncio
 
 from pdd_runtime.errors import EngineError, GraphError, WorkerLost
-from tests.waiting import until
+from pdd_runtime.pipeline import deadlines
+from pdd_runtime.plugins.engine import Load
+from pdd_runtime.plugins.messages import Empty
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -190,6 +193,29 @@ async def test_tenants_share_no_kv(native: Any, prompt: Prompt) -> None:
     same = await native.settled(await native.ask(driver, tokens, 10, salt="a"))
     assert same.timeline["cached"]["prefill"] == 100
     assert same.timeline["cached"]["main"] >= 96
+
+
+async def test_an_offer_that_nobody_needs_is_closed_before_the_answer_ends(
+    native: Any, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Main has all of it already, so nobody reads it."""
+    if native.kind != "local":
+        pytest.skip("an assisted main reads at least the last block")
+    monkeypatch.setattr(deadlines, "NOTICED", 0.05)
+    driver, tokens = await native.driver(NEVER), prompt(160)
+    await native.settled(await native.ask(driver, tokens, 1))
+    asking = asyncio.create_task(native.ask(driver, tokens, 7500, id="long"))
+    await when(native, "long", lambda t: t["tokens"]["main"] > 3)
+    prefill = next(peer for peer in driver._peers.ready if peer.member.role == "prefill")
+    async with asyncio.timeout(PATIENCE):
+        # Asked, not watched: what it said last may be of before.
+        while (await prefill.connection.call("engine.load", Empty(), Load, timeout=PATIENCE)).sessions:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert not asking.done()
+    driver.stop("long")
+    kv = (await asking).transfer("prefill->main")
+    assert (kv["bytes"], kv["blocks_cached"]) == (0, 10)
+    await native.idle()
 
 
 # What fails
