@@ -6,13 +6,16 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import aiohttp
 import msgspec
 
 from pdd_runtime.errors import CapacityError, EngineError, PddError, RequestError
 from pdd_runtime.server.config import check_url
+
+if TYPE_CHECKING:
+    # Loaded with the first client: it would be a quarter of the start of processes that have none.
+    import aiohttp
 
 MAX_BODY = 64 << 20
 """Bytes of an answer; /metrics of a large server has less than one in a hundred of it."""
@@ -35,6 +38,8 @@ class HttpClient:
     def __init__(self, url: str, *, timeout: float = 30.0, idle_timeout: float | None = None) -> None:
         """`timeout`: seconds for a whole answer that is no stream. `idle_timeout`: seconds that a stream may be
         silent; None: for ever. Raises `EngineError` for an address that is none, or leaves this host in the clear."""
+        import aiohttp
+
         try:
             self.url = check_url(url)
         except ValueError as error:
@@ -59,6 +64,8 @@ class HttpClient:
         """Raises `RequestError` where the server says what is wrong with it, `CapacityError` where it says that it is
         full, and `EngineError` where it fails, is not there, or is no server of this kind. An empty answer is None.
         `timeout`: seconds for this answer."""
+        import aiohttp
+
         limit = self._timeout if timeout is None else aiohttp.ClientTimeout(total=timeout, sock_connect=_CONNECT)
         return self._decode(path, await self._answer("POST", path, body, limit))
 
@@ -102,6 +109,8 @@ class HttpClient:
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer that is no refusal. What aiohttp raises, also in the caller's block, becomes ours."""
+        import aiohttp
+
         data = None if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": "application/json"} if data is not None else None
         try:
@@ -190,6 +199,8 @@ async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
 
 async def _is_over(content: aiohttp.StreamReader) -> bool:
     """Whether the answer ends now, so that the next request can have its connection."""
+    import aiohttp
+
     try:
         async with asyncio.timeout(_LAST):
             return not await content.read(1)
