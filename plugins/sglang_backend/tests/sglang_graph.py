@@ -19,6 +19,7 @@ from pdd_runtime.server.metrics import scrape
 from pdd_runtime.server.process import free_port
 from pdd_runtime.testing.tiny_model import write_tiny_model
 from tests.integration.stack import Stack
+from tests.waiting import until
 
 LONG = 1500.0
 """Seconds for a server to start on a machine that has other things to do."""
@@ -120,7 +121,13 @@ def busy(fleet: Fleet, pool: str) -> float:
     return float(sum(load[name] for load in loads for name in held))
 
 
-def serves(fleet: Fleet) -> bool:
+async def back(fleet: Fleet) -> None:
+    """Return when a server that was killed has been missed, and is there again."""
+    await until(lambda: not _serves(fleet), 120)
+    await until(lambda: _serves(fleet), LONG)
+
+
+def _serves(fleet: Fleet) -> bool:
     return bool(httpx.get(f"{fleet.stack.url}/ready", timeout=60).status_code == 200)
 
 

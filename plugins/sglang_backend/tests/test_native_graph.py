@@ -16,7 +16,7 @@ from pdd_runtime.plugins.engine import Sampling
 from tests.waiting import until
 
 from . import sglang_graph
-from .sglang_graph import LONG, POOLS, PROMPTS, ROUTES, Fleet, ask, busy, server_of, serves
+from .sglang_graph import POOLS, PROMPTS, ROUTES, Fleet, ask, back, busy, server_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -113,8 +113,7 @@ async def test_a_killed_prefill_server_is_named_where_it_is_still_needed(fleet: 
         with pytest.raises(PddError) as caught:
             await kill_behind_the_third_token(fleet, driver, asked(PROMPTS[64], "killed"))
     assert "prefill" in caught.value.what
-    await until(lambda: not serves(fleet), 120)
-    await until(lambda: serves(fleet), LONG)
+    await back(fleet)
     async with fleet.stack.driver(*OWN_ROUTES["P-MD"]) as driver:
         answer = await ask(fleet, driver, PROMPTS[64], "after")
     assert answer.ids == fleet.expected[64]

@@ -17,7 +17,7 @@ from pdd_runtime.plugins.engine import Sampling
 from tests.waiting import until
 
 from . import sglang_graph
-from .sglang_graph import LONG, POOLS, PROMPTS, ROUTES, TOKENS, Fleet, ask, busy, server_of, serves
+from .sglang_graph import LONG, POOLS, PROMPTS, ROUTES, TOKENS, Fleet, ask, back, busy, server_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -126,9 +126,10 @@ async def test_a_killed_server_ends_its_sessions_and_comes_again(fleet: Fleet) -
         request = SessionRequest(
             id=new_id("req"), tokens=PROMPTS[64], max_tokens=900, sampling=Sampling(temperature=0), salt="killed"
         )
-        with pytest.raises(PddError, match="lost"):
+        # Whichever is noticed first: the server's broken stream, or the worker that ends with it.
+        with pytest.raises(PddError, match=r"lost|broke off"):
             await kill_behind_the_fifth_token(fleet, driver, request)
-    await until(lambda: serves(fleet), LONG)
+    await back(fleet)
     async with fleet.stack.driver(*ROUTES["P-MD"]) as driver:
         answer = await ask(fleet, driver, PROMPTS[64], "after")
     assert answer.ids == fleet.expected[64]

@@ -3,50 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import aclosing
 
 import httpx
 import msgspec
 import pytest
-from pdd_sglang import testing
-from pdd_sglang.config import SglangConfig
+from pdd_sglang.conformance import TestSglangTransfer as Suite
+from pdd_sglang.conformance import tiny, transferring
 from pdd_sglang.engine import SglangEngine
 from pdd_sglang.rooms import Room
 
-from pdd_runtime.graph import Role
-from pdd_runtime.plugins.engine import Engine, ModelSpec, Received
+from pdd_runtime.plugins.engine import Received
 from pdd_runtime.server.metrics import scrape
 from pdd_runtime.testing.engine_harness import PATIENCE, EngineHarness
-from pdd_runtime.testing.native_suite import NativeConformance, Pair
-from pdd_runtime.testing.tiny_model import write_tiny_model
+from pdd_runtime.testing.native_suite import Pair
 
 pytestmark = pytest.mark.timeout(3600)
 
-Attaching = dict[Role, SglangConfig]
+__all__ = ["tiny", "transferring"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    return ModelSpec(source=str(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny", seed=3)))
-
-
-@pytest.fixture(scope="module")
-def attaching(model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attaching]:
-    testing.interpreter()
-    with testing.transferring(model, tmp_path_factory.mktemp("pd"), "prefill", "main") as configs:
-        yield configs
-
-
-class TestTransfer(NativeConformance):
-    @pytest.fixture
-    def giver(self, attaching: Attaching, model: ModelSpec) -> Engine:
-        return SglangEngine(attaching["prefill"], model)
-
-    @pytest.fixture
-    def reader(self, attaching: Attaching, model: ModelSpec) -> Engine:
-        return SglangEngine(attaching["main"], model)
-
+class TestTransfer(Suite):
     async def test_only_what_the_reader_lacks_is_moved(self, pair: Pair) -> None:
         """By the server's own count, in whole pages."""
         page = pair.block * pair.source.info.layout.token_bytes
