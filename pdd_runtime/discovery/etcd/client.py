@@ -226,7 +226,9 @@ class EtcdClient:
             return EtcdRefused(
                 "etcd knows no users", where=self.endpoint, why=said, fix="leave user out, or enable etcd's auth"
             )
-        return ConnectionLost("etcd does not answer", where=self.endpoint, why=f"{code}: {said}")
+        return ConnectionLost(
+            "etcd does not answer", where=self.endpoint, why=f"{code}: {said.rpartition('last error: ')[2]}"
+        )
 
 
 def _cancelled() -> bool:

@@ -169,7 +169,8 @@ class EtcdDiscovery(Discovery):
         if isinstance(error, (EtcdRefused, PluginError)) and not self._mirror.listed:
             self._refused = error
         said = ": ".join(part for part in (error.where, error.what, error.why) if part)
-        away = f"etcd is away, the last known membership stays: {said}"
+        known = "the last known membership stays" if self._mirror.listed else "nobody is found before it answers"
+        away = f"etcd is away, {known}: {said}"
         if not self._away:
             log.warning("%s", away)
         self._away, self._client = away, None
