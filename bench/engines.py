@@ -118,7 +118,8 @@ def target(engine: str, model: Path, bandwidth: str, consoles: Consoles) -> Targ
     """The graph with this engine in every pool. Raises `GraphError` and `PluginError`."""
     config = CONFIG[engine]
     if engine in PYTHON:
-        config = {**config, "python": os.environ[PYTHON[engine]]}
+        # A server runs in a directory of its own.
+        config = {**config, "python": str(Path(os.environ[PYTHON[engine]]).absolute())}
     reference = json.dumps({"plugin": engine, "config": config})
     overrides = [
         f"metadata.name={engine}",
