@@ -1,12 +1,12 @@
 """Bulk KV over TCP: the transport `tcp` beside iperf3 and a plain copy, on loopback and over an emulated WAN.
 
-    python bench/transport.py [loopback|many|goodput|mice|cut ...] [--wan COMMAND] [--repeats 3]
+    python bench/transport.py [loopback|many|goodput|mice|cut ...] [--wan COMMAND] [--repeats 3] [--tls]
 
 `loopback` and `many` need nothing else. The others run in two network namespaces that `COMMAND` makes: `COMMAND up
 DELAY_MS JITTER_MS RATE_MBIT LOSS_PCT QUEUE_MS`, `COMMAND a CMD…` and `COMMAND b CMD…` run a command on either side
 (addresses 10.77.0.1 and 10.77.0.2, device `wan0`), and `COMMAND down` prints how late the emulator ran at worst as
 `maxlate_ms N`. Without `--wan` they are skipped, and so is iperf3 where it is not installed. A run in which the
-emulator came later than a fifth of its delay is called inconclusive.
+emulator came later than a fifth of its delay is called inconclusive. With `--tls`, `loopback` has rows with TLS, too.
 
 Sender and receiver are processes of their own; ways take turns, and medians are printed. The plain copy is `sendall`
 of the same blocks and `recv_into` the same memory: no names, no checksums, no resume.
@@ -25,9 +25,10 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,9 +36,11 @@ import numpy as np
 from pdd_tcp.config import TcpConfig
 from pdd_tcp.transport import TcpTransport
 
+from pdd_runtime.cli import certificates
 from pdd_runtime.clock import now
 from pdd_runtime.kv import BlockStore, KvLayout, chain, seed
 from pdd_runtime.plugins.transport import Gone, LinkFacts, Ready, Subscription, Wanted
+from pdd_runtime.rpc import Tls
 from pdd_runtime.testing.kv_parties import Context
 
 BLOCK = 720 << 10
@@ -120,7 +123,8 @@ async def send(host: str, config: dict[str, Any]) -> None:
 
     threading.Thread(target=plain, daemon=True).start()
     links = {"there": LINK} if host != "127.0.0.1" else {}
-    transport = TcpTransport(TcpConfig.model_validate(config), Context("here", links=links))
+    tls = shown(config.pop("certs", ""), "here")
+    transport = TcpTransport(TcpConfig.model_validate(config), Context("here", links=links, tls=tls))
     tell({"tcp": await transport.serve(Source(store), host), "plain": listener.getsockname()})
     while line := await asyncio.to_thread(sys.stdin.readline):
         assert line.strip() == "cpu"
@@ -131,7 +135,8 @@ async def send(host: str, config: dict[str, Any]) -> None:
 async def receive(config: dict[str, Any]) -> None:
     elephant, mouse = (filled(LAYOUT, size // BLOCK) for size in (256 << 20, 16 << 20))
     links = {"here": LINK} if config.pop("far") else {}
-    transport = TcpTransport(TcpConfig.model_validate(config), Context("there", links=links))
+    tls = shown(config.pop("certs", ""), "there")
+    transport = TcpTransport(TcpConfig.model_validate(config), Context("there", links=links, tls=tls))
 
     async def tcp(endpoint: str, name: str, size: int, store: BlockStore) -> float:
         blocks = chain(seed(name, "bench"), range(-(-size // BLOCK) * 16), 16)
@@ -178,6 +183,13 @@ async def receive(config: dict[str, Any]) -> None:
             answer = {"mice": times, "elephant": await big if big else None}
         tell({"seconds": now() - begun, "cpu": cpu() - used} | answer)
     await transport.close()
+
+
+def shown(certs: str, cluster: str) -> Tls | None:
+    if not certs:
+        return None
+    files = {"ca": f"{certs}/ca.pem", "cert": f"{certs}/{cluster}.pem", "key": f"{certs}/{cluster}.key"}
+    return Tls(**files, graph="bench", cluster=cluster)
 
 
 def held() -> dict[str, int]:
@@ -250,6 +262,8 @@ class Places(NamedTuple):
     a: Sequence[str] = ()
     b: Sequence[str] = ()
     host: str = "127.0.0.1"
+    certs: str = ""
+    """Where certificates are; empty: nothing runs over TLS."""
 
     @contextmanager
     def pair(self, **config: Any) -> Iterator[Pair]:
@@ -291,11 +305,18 @@ def loopback(places: Places, repeats: int) -> None:
     size = 1 << 30
     rows: dict[str, list[dict[str, Any]]] = {}
     rates = []
-    with places.pair(streams=1) as one, places.pair(streams=4) as four:
+    with ExitStack() as stack:
+        one, four = (stack.enter_context(places.pair(streams=streams)) for streams in (1, 4))
+        ways = [
+            ("plain blocking sockets", one, "plain"),
+            ("tcp, 1 stream", one, "tcp"),
+            ("tcp, 4 streams", four, "tcp"),
+        ]
+        for streams in (1, 4) if places.certs else ():
+            secure = stack.enter_context(places.pair(streams=streams, certs=places.certs))
+            ways.append((f"tcp over TLS, {streams} stream{'s' * (streams > 1)}", secure, "tcp"))
         for _ in range(repeats):
-            for name, pair, kind in (
-                ("plain blocking sockets", one, "plain"), ("tcp, 1 stream", one, "tcp"), ("tcp, 4 streams", four, "tcp")
-            ):  # fmt: skip
+            for name, pair, kind in ways:
                 rows.setdefault(name, []).append(pair.run({kind: pair.addresses[kind], "bytes": size}))
             rates.append(places.iperf(size, 1))
     best = {name: size / statistics.median(run["seconds"] for run in runs) for name, runs in rows.items()}
@@ -407,10 +428,18 @@ def main() -> None:
     parser.add_argument("scenarios", nargs="*", choices=[*scenarios, []], default=[], metavar="SCENARIO")
     parser.add_argument("--wan", type=shlex.split, help="the command that makes the emulated WAN")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tls", action="store_true", help="loopback over TLS beside the others")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        if options.tls:
+            certificates.make(Path(directory), "bench", ["here", "there"], 1, force=False)
+        run(options, scenarios, Places(certs=directory if options.tls else ""))
+
+
+def run(options: argparse.Namespace, scenarios: dict[str, Any], local: Places) -> None:
     for name in options.scenarios or scenarios:
         if name in ("loopback", "many"):
-            scenarios[name](Places(), options.repeats)
+            scenarios[name](local, options.repeats)
         elif not options.wan:
             print(f"{name}: skipped, for it needs an emulated WAN: --wan COMMAND")
         else:

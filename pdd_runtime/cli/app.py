@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pdd_runtime import __version__
-from pdd_runtime.cli import complete, plugins_app, render_app
+from pdd_runtime.cli import certs_app, complete, plugins_app, render_app
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.options import Drawing, Format, GraphFile, Name, Output, Overrides, Running, examples
 
@@ -330,5 +330,6 @@ def bench(
     raise typer.Exit(run_bench(options, Consoles()))
 
 
+app.add_typer(certs_app.app, name="certs")
 app.add_typer(plugins_app.app, name="plugins")
 app.add_typer(render_app.app, name="render")

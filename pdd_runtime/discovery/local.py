@@ -138,7 +138,7 @@ class LocalDiscovery(Discovery):
             if self._closed:
                 raise ConnectionLost("this discovery is closed", where=self.address)
             if self._connection is None or self._connection.closed:
-                self._connection = await connect(self.address, self._greeting, timeout=self.ttl)
+                self._connection = await connect(self.address, self._greeting, tls=self.tls, timeout=self.ttl)
             return self._connection
 
     async def _keep(self) -> None:

@@ -6,11 +6,16 @@ from pdd_runtime.discovery.mark import mark_of
 from pdd_runtime.graph import Graph
 from pdd_runtime.plugins import PluginManager
 from pdd_runtime.plugins.discovery import Discovery
+from pdd_runtime.rpc import Tls
 
 
-def open_discovery(graph: Graph, plugins: PluginManager, address: str, secret: str) -> Discovery:
+def open_discovery(
+    graph: Graph, plugins: PluginManager, address: str, secret: str, tls: Tls | None = None
+) -> Discovery:
     """`address`: where the graph's launcher answers. Raises `PluginError`."""
     reference = graph.spec.discovery
     kind = plugins.discovery(reference.plugin)
     config = plugins.configure(kind, reference.config, "spec.discovery.config")
-    return kind(config, address, secret, mark_of(graph))
+    discovery = kind(config, address, secret, mark_of(graph))
+    discovery.tls = tls
+    return discovery

@@ -30,6 +30,7 @@ from pdd_runtime.graph import Graph
 from pdd_runtime.observe import Timelines
 from pdd_runtime.pipeline import Driver
 from pdd_runtime.plugins import load_plugins
+from pdd_runtime.plugins.certificate import tls_of
 from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.routing import WorkerKey
@@ -66,12 +67,12 @@ async def _run(graph: Graph, registry: str, key: WorkerKey, secret: str, sock: s
     """Serve on `sock` for a lifetime. Raises `PddError` where it cannot start."""
     lifetime = Lifetime()
     cluster = graph.frontend_cluster
-    plugins = load_plugins()
-    discovery = open_discovery(graph, plugins, registry, secret)
+    plugins, tls = load_plugins(), tls_of(graph, cluster)
+    discovery = open_discovery(graph, plugins, registry, secret, tls)
     greeting = Greeting(graph=graph.name, secret=secret, cluster=cluster, name=str(key), epoch=key.epoch)
     timelines = Timelines()
     try:
-        driver = Driver(graph, plugins, discovery, greeting, Lines(graph, cluster), timelines)
+        driver = Driver(graph, plugins, discovery, greeting, Lines(graph, cluster), timelines, tls)
         member = Member(key=key, role="frontend", cluster=cluster, state="ready", pid=os.getpid(), endpoint=url(sock))
         try:
             await driver.start()
@@ -79,7 +80,7 @@ async def _run(graph: Graph, registry: str, key: WorkerKey, secret: str, sock: s
             if graph.spec.frontend.replicas == 1:
                 await _serve(service, Siblings(service), discovery, member, sock, lifetime)
             else:
-                await _serve_among(Siblings(service, key), service, discovery, greeting, member, sock, lifetime)
+                await _serve_among(Siblings(service, key, tls), service, discovery, greeting, member, sock, lifetime)
         finally:
             await driver.close()
     finally:

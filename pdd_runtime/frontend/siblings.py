@@ -14,7 +14,7 @@ from pdd_runtime.observe.metrics import labelled
 from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.messages import Empty, RequestId
 from pdd_runtime.plugins.routing import WorkerKey
-from pdd_runtime.rpc import Greeting, RpcContext, RpcServer, connect
+from pdd_runtime.rpc import Greeting, RpcContext, RpcServer, Tls, connect
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ class Siblings:
     """What all frontend processes know together; of one that is alone, what it knows. Each serves what it knows over
     a message plane of its own, to those who have the graph's secret, and asks the others when it is asked itself."""
 
-    def __init__(self, service: Service, key: WorkerKey | None = None) -> None:
+    def __init__(self, service: Service, key: WorkerKey | None = None, tls: Tls | None = None) -> None:
         """`key`: which of several this is; None: the only one."""
-        self._service, self._key = service, key
+        self._service, self._key, self._tls = service, key, tls
         self._others: tuple[Member, ...] = ()
         self._seen = asyncio.Event()
         self._server: RpcServer | None = None
@@ -47,7 +47,7 @@ class Siblings:
     async def start(self, discovery: Discovery, greeting: Greeting) -> str:
         """Answer the others, and know who they are. Returns the endpoint."""
         self._greeting = greeting
-        self._server = RpcServer(greeting)
+        self._server = RpcServer(greeting, tls=self._tls)
         self._server.unary("frontend.timeline", RequestId, self._on_timeline)
         self._server.unary("frontend.requests", Empty, self._on_requests)
         self._server.unary("frontend.metrics", Empty, self._on_metrics)
@@ -101,7 +101,7 @@ class Siblings:
 
         async def one(member: Member) -> None:
             try:
-                connection = await connect(member.plane, self._greeting, timeout=PATIENCE)
+                connection = await connect(member.plane, self._greeting, tls=self._tls, timeout=PATIENCE)
                 try:
                     answers[member.key.index] = await connection.call(method, params, result, timeout=PATIENCE)
                 finally:

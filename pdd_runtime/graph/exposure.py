@@ -11,17 +11,18 @@ from pdd_runtime.graph.scene import Scene
 
 
 def check_exposure(scene: Scene) -> Iterator[GraphError]:
-    """The message plane and the transports are in clear; the graph's secret is said on them."""
+    """Without TLS the message plane and the transports are in clear; the graph's secret is said on them."""
     for name, cluster in scene.spec.clusters.items():
         route: Route = ("spec", "clusters", name)
         if not _leaves(cluster.host):
             continue
-        if not cluster.insecure:
+        if not cluster.insecure and scene.spec.security.tls is None:
             yield scene.error(
                 (*route, "host"),
                 f'workers of cluster "{name}" listen on {cluster.host}, beyond this host, without encryption',
                 why="whoever can read that network reads tokens, KV and the secret that lets a process join",
-                fix="in a network of your own (a VPN, WireGuard) write insecure: true beside it; else leave host out",
+                fix="give the graph certificates (`pdd-runtime certs init`, spec.security.tls); in a network of your "
+                "own (a VPN, WireGuard) write insecure: true beside it; else leave host out",
             )
         if _is_any(cluster.advertise or cluster.host):
             yield scene.error(

@@ -57,7 +57,7 @@ def _loaded(document: Document, path: Path, overrides: Sequence[str]) -> LoadedG
         raise_all(in_order(explain_all(error.errors(include_url=False), Graph, document)))
         raise
     raise_all(in_order(check(graph, document)))
-    return LoadedGraph(graph, path, document)
+    return LoadedGraph(graph.beside(path.parent), path, document)
 
 
 def in_order(errors: Sequence[GraphError]) -> list[GraphError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -52,7 +53,8 @@ class Cluster(_Form):
     advertise: str | None = Field(default=None, min_length=1)
     """The address at which others reach them; by default `host`."""
     insecure: bool = False
-    """Let tokens, KV and the graph's secret leave the host in clear: for a network that nobody else can read."""
+    """Let what has no TLS leave the host in clear, without `security.tls` all of it: for a network that nobody else
+    can read."""
 
     def reached(self, endpoint: str) -> str:
         """An endpoint on `host`, as others reach it."""
@@ -119,6 +121,24 @@ class Edge(_Form):
     """The link it crosses; an edge inside one cluster has none."""
 
 
+class TlsFiles(_Form):
+    """Where the processes of a graph find what proves that they are of it."""
+
+    ca: str = Field(min_length=1)
+    """The certificate of the CA that signs those of all clusters."""
+    cert: str = Field(min_length=1)
+    """The certificate of a cluster's processes, and any between it and the CA's. It names graph and cluster."""
+    key: str = Field(min_length=1)
+    """Its private key, without a password."""
+
+
+class Security(_Form):
+    """What keeps others out."""
+
+    tls: TlsFiles | None = None
+    """Mutual TLS 1.3 for the message plane and the transports; none: they are in clear."""
+
+
 class Slo(_Form):
     """What users are promised, for planning and alarms."""
 
@@ -164,6 +184,8 @@ class Spec(_Form):
     """Where users find it."""
     discovery: PluginRef = PluginRef(plugin="local")
     """How the processes find each other."""
+    security: Security = Security()
+    """What keeps others out of what they say to each other."""
 
 
 class Graph(_Form):
@@ -189,6 +211,15 @@ class Graph(_Form):
             return self.spec.frontend.cluster
         pools = list(self.spec.pools.values())
         return next((pool.cluster for pool in pools if pool.role == "prefill"), pools[0].cluster)
+
+    def beside(self, directory: Path) -> Graph:
+        """With paths that are relative to `directory`, where its file is, made absolute."""
+        tls = self.spec.security.tls
+        if tls is None:
+            return self
+        paths = {name: str(directory.absolute() / Path(path).expanduser()) for name, path in tls}
+        security = self.spec.security.model_copy(update={"tls": tls.model_copy(update=paths)})
+        return self.model_copy(update={"spec": self.spec.model_copy(update={"security": security})})
 
     def model_of(self, pool: str) -> Model:
         """The model that `pool` serves."""

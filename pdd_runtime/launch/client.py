@@ -106,7 +106,7 @@ async def _connected(state: GraphState) -> AsyncIterator[RpcConnection]:
     if launcher is None:
         raise not_running(state)
     greeting = Greeting(graph=state.graph_name, secret=launcher.secret, cluster="", name="pdd-runtime")
-    connection = await connect(launcher.endpoint, greeting, timeout=_TIMEOUT)
+    connection = await connect(launcher.endpoint, greeting, tls=state.tls(), timeout=_TIMEOUT)
     try:
         yield connection
     finally:

@@ -13,7 +13,10 @@ import msgspec
 import platformdirs
 
 from pdd_runtime.errors import LaunchError
+from pdd_runtime.graph import Graph
 from pdd_runtime.launch.identity import alive
+from pdd_runtime.plugins.certificate import tls_of
+from pdd_runtime.rpc import Tls
 
 ROOT = "PDD_STATE_DIR"
 """Environment: where state directories are, instead of the user's."""
@@ -96,6 +99,14 @@ class GraphState:
             return msgspec.json.decode(self._launcher.read_bytes(), type=Launcher)
         except (OSError, msgspec.MsgspecError):
             return None
+
+    def tls(self) -> Tls | None:
+        """By which its launcher knows who asks. Raises `GraphError`, also where the certificates are not there."""
+        try:
+            graph = Graph.model_validate_json(self.graph.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return tls_of(graph, self.name.partition("@")[2] or graph.frontend_cluster)
 
     def running(self) -> Launcher | None:
         """Its launcher, if that is alive."""

@@ -25,6 +25,7 @@ from pdd_runtime.launch.port import reserved
 from pdd_runtime.launch.state import GraphState, Launcher
 from pdd_runtime.launch.status import Down, GraphStatus
 from pdd_runtime.plugins import PluginManager
+from pdd_runtime.plugins.certificate import tls_of
 from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.messages import Empty
 from pdd_runtime.plugins.routing import WorkerKey
@@ -110,7 +111,9 @@ class Supervisor:
             await end_left(self.state.launcher())
             secret = self.part.secret or secrets.token_urlsafe(32)
             cluster = self.part.cluster or self.graph.frontend_cluster
-            server = RpcServer(Greeting(graph=self.graph.name, secret=secret, cluster=cluster, name="launcher"))
+            tls = tls_of(self.graph, cluster)
+            greeting = Greeting(graph=self.graph.name, secret=secret, cluster=cluster, name="launcher")
+            server = RpcServer(greeting, tls=tls)
             registry = RegistryServer(server)
             server.unary("launch.ps", Empty, self._on_ps)
             server.stream("launch.watch", Empty, self._on_watch)
@@ -120,7 +123,7 @@ class Supervisor:
                 self.state.write_graph(self.graph.model_dump_json(by_alias=True, indent=1))
                 self._launcher = Launcher(pid=os.getpid(), birth=birth(os.getpid()), endpoint=endpoint, secret=secret)
                 self.state.write_launcher(self._launcher)
-                discovery = self._discovery = open_discovery(self.graph, self._plugins, endpoint, secret)
+                discovery = self._discovery = open_discovery(self.graph, self._plugins, endpoint, secret, tls)
                 try:
                     await _meet(discovery)
                     with self._port() as port:

@@ -30,7 +30,7 @@ from pdd_runtime.plugins.handoff import HandoffStrategy
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty
 from pdd_runtime.plugins.routing import ClusterView, LinkView, RequestFacts, Route, RoutingPolicy, WorkerKey
-from pdd_runtime.rpc import Greeting
+from pdd_runtime.rpc import Greeting, Tls
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class Driver:
         greeting: Greeting,
         lines: Lines,
         timelines: Timelines,
+        tls: Tls | None = None,
     ) -> None:
         """Raises `PluginError` for a policy or strategy that is not there or badly set, `GraphError` for a strategy
         that needs an edge which the graph lacks."""
@@ -60,7 +61,7 @@ class Driver:
         if self._strategy.carries == "kv":
             self._edges.require_relay_kv(self._strategy.name)
         self._graph, self._timelines = graph, timelines
-        self._peers = Peers(discovery, greeting, lines)
+        self._peers = Peers(discovery, greeting, lines, tls)
         self._missing = set(spec.pools)
         """Pools of which no worker has been there yet."""
         self._sessions: dict[Session, asyncio.Task[None]] = {}

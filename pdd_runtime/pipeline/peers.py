@@ -18,7 +18,7 @@ from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty, WatchEvent
 from pdd_runtime.plugins.routing import WorkerKey, WorkerView
 from pdd_runtime.plugins.transport import LinkTelemetry
-from pdd_runtime.rpc import Greeting, RpcConnection, connect
+from pdd_runtime.rpc import Greeting, RpcConnection, Tls, connect
 
 log = logging.getLogger(__name__)
 
@@ -91,12 +91,12 @@ class Peers:
     """Keeps a connection to every ready worker of the graph. A worker whose connection is lost is out of the view
     at once, and back when it answers again."""
 
-    def __init__(self, discovery: Discovery, greeting: Greeting, lines: Lines) -> None:
+    def __init__(self, discovery: Discovery, greeting: Greeting, lines: Lines, tls: Tls | None = None) -> None:
         self.changed = Pulse()
         """Somebody came or went."""
         self.troubles: dict[WorkerKey, str] = {}
         """Why a worker that should be there cannot be reached."""
-        self._discovery, self._greeting, self._lines = discovery, greeting, lines
+        self._discovery, self._greeting, self._lines, self._tls = discovery, greeting, lines, tls
         self._members: dict[WorkerKey, Member] = {}
         self._peers: dict[WorkerKey, Peer] = {}
         self._keepers: dict[WorkerKey, asyncio.Task[None]] = {}
@@ -159,7 +159,9 @@ class Peers:
         pause = FIRST_RETRY
         while (member := self._members.get(key)) is not None:
             try:
-                connection = await connect(member.endpoint, self._greeting, line_to=self._lines.to, timeout=CONNECT)
+                connection = await connect(
+                    member.endpoint, self._greeting, tls=self._tls, line_to=self._lines.to, timeout=CONNECT
+                )
             except PddError as error:
                 if self.troubles.get(key) != error.what:
                     log.warning("worker %s cannot be reached: %s", key, " ".join(str(error).split()))

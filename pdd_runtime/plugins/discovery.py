@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from pdd_runtime.plugins.engine import EngineInfo
 from pdd_runtime.plugins.routing import Role, WorkerKey
+from pdd_runtime.rpc import Tls
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,8 @@ class Discovery(ABC):
     ttl: ClassVar[float] = 2.0
     across_hosts: ClassVar[bool] = True
     """Whether processes that different launchers started find each other: `up --cluster` needs it."""
+    tls: Tls | None = None
+    """The process's certificate, set before anything else is asked: what answers at `address` wants to see it."""
 
     def __init__(self, config: BaseModel, address: str, secret: str, graph: GraphMark | None = None) -> None:
         """`address`: where this graph's launcher answers (local), unused where the config names servers. `graph`:

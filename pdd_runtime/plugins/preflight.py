@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pdd_runtime.errors import GraphError, PddError, PluginError
 from pdd_runtime.graph import LoadedGraph, PluginRef
 from pdd_runtime.graph.document import Route
+from pdd_runtime.plugins.encryption import in_clear
 from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.plugins.exchange import obstacles
 from pdd_runtime.plugins.fixed_ports import clashes
@@ -24,7 +25,7 @@ def preflight(loaded: LoadedGraph, plugins: PluginManager) -> list[PddError]:
     """Everything that is wrong, each with its place in the graph's file."""
     faults = [*_references(loaded, plugins)]
     # What compares settings needs settings that are right.
-    checks = (_handoff_edges, _attached, clashes, _capabilities, native_faults, obstacles)
+    checks = (_handoff_edges, _attached, clashes, _capabilities, native_faults, obstacles, in_clear)
     return faults or [fault for check in checks for fault in check(loaded, plugins)]
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from pdd_runtime.errors import TransferError
 from pdd_runtime.kv import KvLayout
-from pdd_runtime.rpc import Greeting, Line
+from pdd_runtime.rpc import Greeting, Line, Tls
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
@@ -166,6 +166,8 @@ class TransportContext(Protocol):
     cluster: str
     greeting: Greeting
     """Who this worker is, for a transport that speaks the message plane's protocol on a port of its own."""
+    tls: Tls | None
+    """This worker's certificate, which it shows and asks for on each connection; None: the graph has no TLS."""
 
     @property
     def memory(self) -> memoryview:
@@ -186,6 +188,8 @@ class TransportContext(Protocol):
 class Transport(ABC):
     name: ClassVar[str]
     Config: ClassVar[type[BaseModel]]
+    encrypts: ClassVar[bool] = False
+    """Whether all that it moves goes over TLS where the graph has it: `validate` refuses those that would not."""
 
     def __init__(self, config: BaseModel, context: TransportContext) -> None:
         self.config, self.context = config, context

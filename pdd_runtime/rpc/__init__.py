@@ -5,11 +5,14 @@ from pdd_runtime.rpc.connection import RpcConnection, connect
 from pdd_runtime.rpc.context import RpcContext
 from pdd_runtime.rpc.greeting import PROTOCOL, Greeting
 from pdd_runtime.rpc.line import Line
+from pdd_runtime.rpc.sealing import RECORD_BYTES, Sealing
 from pdd_runtime.rpc.server import LineTo, RpcServer, no_line
 from pdd_runtime.rpc.stream import RpcStream
+from pdd_runtime.rpc.tls import Tls, identity, said
 
 __all__ = [
     "PROTOCOL",
+    "RECORD_BYTES",
     "Greeting",
     "Heartbeat",
     "Line",
@@ -18,6 +21,10 @@ __all__ = [
     "RpcContext",
     "RpcServer",
     "RpcStream",
+    "Sealing",
+    "Tls",
     "connect",
+    "identity",
     "no_line",
+    "said",
 ]

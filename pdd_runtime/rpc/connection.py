@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from types import UnionType
 from typing import Any, Protocol, TypeVar, overload
 
@@ -29,8 +30,10 @@ from pdd_runtime.rpc.frames import (
 from pdd_runtime.rpc.greeting import Greeting, refusal
 from pdd_runtime.rpc.outbox import Outbox
 from pdd_runtime.rpc.reply import Reply
+from pdd_runtime.rpc.secured import Secured
 from pdd_runtime.rpc.server import LineTo, no_line
 from pdd_runtime.rpc.stream import RpcStream
+from pdd_runtime.rpc.tls import Tls
 
 T = TypeVar("T")
 
@@ -159,17 +162,21 @@ async def connect(
     endpoint: str,
     greeting: Greeting,
     *,
+    tls: Tls | None = None,
     line_to: LineTo = no_line,
     timeout: float = 5.0,
     heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
 ) -> RpcConnection:
     """Connect to `host:port` and greet. Raises `ConnectionLost` where nobody listens, `DeadlineExceeded` after
-    `timeout` seconds, and `RpcError` where one side refuses the other, saying why."""
+    `timeout` seconds, and `RpcError` where one side refuses the other, saying why. With `tls` both sides show a
+    certificate of the graph before anything is said."""
     channel = Channel(heartbeat, endpoint)
     try:
         async with asyncio.timeout(timeout):
-            await _open(channel, endpoint)
-            return await _greet(channel, greeting, line_to)
+            if tls is None:
+                await _open(lambda: channel, endpoint)
+                return await _greet(channel, greeting, line_to)
+            return await _secured(channel, endpoint, greeting, tls, line_to, timeout)
     except TimeoutError:
         channel.abort()
         raise DeadlineExceeded(f"no greeting came in {timeout:.3g} s", where=endpoint) from None
@@ -178,17 +185,45 @@ async def connect(
         raise
 
 
-async def _open(channel: Channel, endpoint: str) -> None:
+async def _secured(
+    channel: Channel, endpoint: str, greeting: Greeting, tls: Tls, line_to: LineTo, timeout: float
+) -> RpcConnection:
+    open_: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def inside(secured: Secured) -> Channel:
+        if not open_.done():
+            open_.set_result(None)
+        return channel
+
+    def refused(secured: Secured, error: PddError) -> None:
+        if not open_.done():
+            open_.set_exception(error)
+
+    secured = Secured(tls, inside, server=False, timeout=2 * timeout, refused=refused)
+    try:
+        await _open(lambda: secured, endpoint)
+        await open_
+        return await _greet(channel, greeting, line_to, secured.cluster)
+    except ConnectionLost:
+        if secured.trouble is not None:
+            raise secured.trouble from None
+        raise
+    finally:
+        if secured.trouble is not None or not open_.done():
+            secured.abort()
+
+
+async def _open(make: Callable[[], asyncio.Protocol], endpoint: str) -> None:
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit():
         raise RpcError(f"{endpoint!r} is no endpoint", fix="write host:port")
     try:
-        await asyncio.get_running_loop().create_connection(lambda: channel, host.strip("[]"), int(port))
+        await asyncio.get_running_loop().create_connection(make, host.strip("[]"), int(port))
     except OSError as error:
         raise ConnectionLost("cannot connect", where=endpoint, why=str(error)) from None
 
 
-async def _greet(channel: Channel, greeting: Greeting, line_to: LineTo) -> RpcConnection:
+async def _greet(channel: Channel, greeting: Greeting, line_to: LineTo, certified: str = "") -> RpcConnection:
     said_at = now()
     hello = Hello(greeting)
     channel.send(hello)
@@ -200,7 +235,7 @@ async def _greet(channel: Channel, greeting: Greeting, line_to: LineTo) -> RpcCo
         await asyncio.sleep(arrives_at - said_at)
     if channel.error is not None:
         raise channel.error
-    refused = refusal(greeting, theirs)
+    refused = refusal(greeting, theirs, certified)
     if refused is not None:
         channel.say_goodbye(refused)
         await channel.wait_gone()

@@ -91,6 +91,8 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 Frame = Hello | Call | Result | Item | End | Failure | Credit | Cancel | Ping | Bye
 
+_TLS_HANDSHAKE = b"\x16\x03"
+"""How it begins: read as a length, that is far over any limit."""
 _length = struct.Struct(">I").unpack_from
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
@@ -171,6 +173,11 @@ class FrameDecoder:
         while end - at >= HEADER:
             (length,) = _length(data, at)
             if length > self.limit:
+                if data[at : at + 2] == _TLS_HANDSHAKE:
+                    raise RpcError(
+                        "the peer speaks TLS, and this side plain text",
+                        fix="both sides need spec.security.tls, with certificates of this graph by one CA",
+                    )
                 raise RpcError(
                     f"the peer announced a frame of {length} bytes; the limit is {self.limit}",
                     why="it runs another version, or is not pdd-runtime at all",

@@ -35,8 +35,9 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, secret="")
 
 
-def refusal(mine: Greeting, theirs: Greeting) -> RpcError | None:
-    """Why the two may not talk, both values named, or None. Never says what a secret is."""
+def refusal(mine: Greeting, theirs: Greeting, certified: str = "") -> RpcError | None:
+    """Why the two may not talk, both values named, or None. Never says what a secret is. `certified`: the cluster of
+    their certificate, where they have shown one."""
     where = f"greeting of {theirs.name!r} to {mine.name!r}"
     if theirs.protocol != mine.protocol:
         return RpcError(
@@ -49,6 +50,12 @@ def refusal(mine: Greeting, theirs: Greeting) -> RpcError | None:
             f"they belong to different graphs: {theirs.graph!r} != {mine.graph!r}",
             where=where,
             fix="check the endpoint; another graph may have taken the port",
+        )
+    if certified and theirs.cluster and theirs.cluster != certified:
+        return RpcError(
+            f"they are not who they say they are: in cluster {theirs.cluster!r}, by a certificate of {certified!r}",
+            where=where,
+            fix="write {cluster} for the cluster's name in spec.security.tls, so that each shows its own",
         )
     if not hmac.compare_digest(theirs.secret.encode(), mine.secret.encode()):
         return RpcError(

@@ -15,6 +15,8 @@ from pdd_runtime.rpc.execution import Method, StreamMethod, UnaryMethod
 from pdd_runtime.rpc.frames import Hello, payload_decoder
 from pdd_runtime.rpc.greeting import Greeting, refusal
 from pdd_runtime.rpc.line import Line
+from pdd_runtime.rpc.secured import Secured
+from pdd_runtime.rpc.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +41,21 @@ class RpcServer:
         greeting: Greeting,
         line_to: LineTo = no_line,
         *,
+        tls: Tls | None = None,
         max_calls: int = MAX_CALLS,
         greeting_timeout: float = GREETING_TIMEOUT,
         heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
     ) -> None:
-        """`line_to` gives the emulated line to a client's cluster; what is sent there is delayed by it."""
+        """`line_to` gives the emulated line to a client's cluster; what is sent there is delayed by it.
+        With `tls` only those get as far as a greeting who have a certificate of the graph."""
         self.greeting = greeting
         """May be replaced while it serves: a worker learns its fingerprint late."""
         self._line_to, self._max_calls, self._heartbeat = line_to, max_calls, heartbeat
-        self._greeting_timeout = greeting_timeout
+        self._greeting_timeout, self._tls = greeting_timeout, tls
         self._methods: dict[str, Method] = {}
         self._server: asyncio.Server | None = None
         self._channels: dict[Channel, asyncio.Task[None]] = {}
+        self._shaking: set[Secured] = set()
         self._callers: set[Caller] = set()
 
     def unary(self, method: str, params: type[P], handler: Callable[[P, RpcContext], Awaitable[object]]) -> None:
@@ -87,20 +92,37 @@ class RpcServer:
         """Stop listening, end every call and connection. Idempotent."""
         if self._server is not None:
             self._server.close()
+        for secured in self._shaking:
+            secured.abort()
         reason = RpcError(f"{self.greeting.name or 'the server'} is closing")
         while self._channels:
             for channel in self._channels:
                 channel.say_goodbye(reason)
             await asyncio.wait(self._channels.values())
 
-    def _accept(self) -> Channel:
+    def _accept(self) -> asyncio.Protocol:
+        if self._tls is None:
+            return self._begin("")
+        secured = Secured(self._tls, self._let_in, server=True, timeout=self._greeting_timeout, refused=self._refuse)
+        self._shaking.add(secured)
+        return secured
+
+    def _let_in(self, secured: Secured) -> Channel:
+        self._shaking.discard(secured)
+        return self._begin(secured.cluster)
+
+    def _refuse(self, secured: Secured, error: PddError) -> None:
+        self._shaking.discard(secured)
+        log.warning("connection refused: %s", error)
+
+    def _begin(self, certified: str) -> Channel:
         channel = Channel(self._heartbeat)
-        task = asyncio.get_running_loop().create_task(self._serve(channel), name="rpc connection")
+        task = asyncio.get_running_loop().create_task(self._serve(channel, certified), name="rpc connection")
         self._channels[channel] = task
         task.add_done_callback(lambda _: self._channels.pop(channel))
         return channel
 
-    async def _serve(self, channel: Channel) -> None:
+    async def _serve(self, channel: Channel, certified: str) -> None:
         """The whole life of one connection."""
         try:
             async with asyncio.timeout(self._greeting_timeout):
@@ -111,15 +133,15 @@ class RpcServer:
             log.debug("no greeting: %s", error)
         else:
             try:
-                await self._serve_greeted(channel, theirs)
+                await self._serve_greeted(channel, theirs, certified)
             except Exception:
                 log.exception("serving %s failed", channel.where)
                 channel.abort()
         await channel.wait_gone()
 
-    async def _serve_greeted(self, channel: Channel, theirs: Greeting) -> None:
+    async def _serve_greeted(self, channel: Channel, theirs: Greeting, certified: str) -> None:
         line = self._line_to(theirs.cluster)
-        refused = refusal(self.greeting, theirs)
+        refused = refusal(self.greeting, theirs, certified)
         if refused is not None:
             log.warning("connection from %s refused: %s", channel.where, refused)
             channel.outbox.line = line

@@ -9,7 +9,7 @@ from pdd_runtime.clock import now
 from pdd_runtime.errors import DeadlineExceeded, LayoutError, TransferError
 from pdd_runtime.kv import Block, BlockStore, KvLayout, chain, seed
 from pdd_runtime.plugins.transport import Gone, LinkFacts, Ready, Subscription, Wanted
-from pdd_runtime.rpc import Greeting, Line
+from pdd_runtime.rpc import Greeting, Line, Tls
 
 LAYOUT = KvLayout(layers=2, kv_heads=2, head_dim=32, dtype="float32", block_size=16)
 """Blocks of 16 KiB."""
@@ -59,7 +59,9 @@ class Context:
         *,
         links: dict[str, LinkFacts] | None = None,
         memory: memoryview | None = None,
+        tls: Tls | None = None,
     ) -> None:
+        self.tls = tls
         self.cluster, self._lines, self._links = cluster, lines or {}, links or {}
         self.memory = memory or memoryview(bytearray(LAYOUT.block_bytes))
         self.greeting = Greeting(graph="test", secret=SECRET, cluster=cluster, name=f"{cluster}/0")

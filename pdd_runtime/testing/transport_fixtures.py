@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from pdd_runtime.clock import now
 from pdd_runtime.plugins.transport import Transport
-from pdd_runtime.rpc import Line
+from pdd_runtime.rpc import Line, Tls
 from pdd_runtime.testing.kv_parties import LAYOUT, Context, StoreSource
 from pdd_runtime.testing.tcp_proxy import TcpProxy
 
@@ -44,6 +44,10 @@ class TransportFixtures:
     def config(self) -> BaseModel:
         return self.plugin.Config.model_validate({})
 
+    def tls(self, cluster: str) -> Tls | None:
+        """The certificate of a worker of `cluster`, of the graph `test`; None: there is no TLS."""
+        return None
+
     @pytest_asyncio.fixture
     async def party(self, config: BaseModel) -> AsyncGenerator[Party, None]:
         """Makes the transports of workers; closes them at the end, and holds that nothing of them is left."""
@@ -52,7 +56,7 @@ class TransportFixtures:
         async with AsyncExitStack() as stack:
 
             def make(cluster: str, lines: dict[str, Line] | None = None) -> Transport:
-                context = Context(cluster, lines)
+                context = Context(cluster, lines, tls=self.tls(cluster))
                 transport = self.plugin(config, context)
                 stack.push_async_callback(transport.close)
                 serve = transport.serve

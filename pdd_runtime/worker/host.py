@@ -15,6 +15,7 @@ from pdd_runtime.errors import EngineError, GraphError, PddError
 from pdd_runtime.graph import Graph
 from pdd_runtime.kv import BlockStore, CachedNames, KvLayout
 from pdd_runtime.plugins import PluginManager, load_plugins
+from pdd_runtime.plugins.certificate import tls_of
 from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.engine import Engine, EngineInfo, ModelSpec
 from pdd_runtime.plugins.lines import Lines
@@ -39,7 +40,8 @@ class Worker:
     others see its state in discovery."""
 
     def __init__(self, graph: Graph, key: WorkerKey, *, registry: str, secret: str) -> None:
-        """`registry`: the address that discovery is given. The graph says where its cluster's workers listen."""
+        """`registry`: the address that discovery is given. The graph says where its cluster's workers listen.
+        Raises `GraphError`."""
         if key.pool not in graph.spec.pools:
             raise GraphError(f'there is no pool "{key.pool}"', why=f"the pools are: {', '.join(graph.spec.pools)}")
         self.graph, self.key = graph, key
@@ -49,7 +51,8 @@ class Worker:
         self._registry, self._secret = registry, secret
         self._lines = Lines(graph, self.cluster)
         self.greeting = Greeting(graph=graph.name, secret=secret, cluster=self.cluster, name=str(key), epoch=key.epoch)
-        self._server = RpcServer(self.greeting, self._lines.to)
+        self.tls = tls_of(graph, self.cluster)
+        self._server = RpcServer(self.greeting, self._lines.to, tls=self.tls)
         self._activity = Activity()
         self._failure: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         self._member: Member | None = None
@@ -66,7 +69,7 @@ class Worker:
         plugins = load_plugins()
         self._engine = self._make_engine(plugins)
         self._transports = Transports(self.graph, self.key.pool, plugins, self)
-        self._discovery = open_discovery(self.graph, plugins, self._registry, self._secret)
+        self._discovery = open_discovery(self.graph, plugins, self._registry, self._secret, self.tls)
         endpoint = await self._server.start(self._address.host)
         self._member = Member(
             key=self.key,

@@ -23,6 +23,14 @@ def test_what_leaves_the_host_in_clear_is_called_insecure_by_the_graph(host: str
     load(GRAPH, [f"spec.clusters.dc-b={{host: {host}, insecure: true, advertise: b.example}}"])
 
 
+def test_with_tls_it_may_leave_the_host() -> None:
+    tls = "spec.security.tls={ca: ca.pem, cert: '{cluster}.pem', key: /etc/pdd/key}"
+    graph = load(GRAPH, [tls, "spec.clusters.dc-b.host=10.0.0.7"]).graph
+    files = graph.spec.security.tls
+    assert files is not None
+    assert (files.ca, files.key) == (str(GRAPH.parent / "ca.pem"), "/etc/pdd/key")
+
+
 @pytest.mark.parametrize("cluster", ["{host: 0.0.0.0", "{host: '::'", "{host: 10.0.0.7, advertise: 0.0.0.0"])
 def test_every_address_of_a_host_is_none_to_be_reached_at(cluster: str) -> None:
     with pytest.raises(GraphError, match="cannot be reached at"):

@@ -147,6 +147,7 @@ async def test_a_stall_of_this_process_does_not_make_its_peer_look_dead(greeting
         await connection.close()
 
 
+@pytest.mark.parametrize("tls", [None])
 async def test_a_frame_over_the_limit_from_the_peer_closes_the_connection_with_the_reason_on_both_sides(
     server: RpcServer, greeting: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,6 +194,7 @@ async def test_a_server_that_answers_nothing_is_given_up_at_the_deadline(greetin
     listener.close()
 
 
+@pytest.mark.parametrize("tls", [None])
 async def test_a_client_that_gives_up_nothing_is_stopped_at_its_deadline(server: RpcServer, greeting: Make) -> None:
     ended = asyncio.Event()
 

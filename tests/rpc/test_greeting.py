@@ -13,6 +13,11 @@ from pdd_runtime.rpc.greeting import PROTOCOL
 Make = Callable[..., Greeting]
 
 
+@pytest.fixture
+def tls() -> None:
+    """What is greeted here is a server in clear."""
+
+
 async def refused(server: RpcServer, theirs: Greeting) -> str:
     """What the client reads when it greets so."""
     endpoint = await server.start("127.0.0.1")

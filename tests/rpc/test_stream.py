@@ -214,6 +214,7 @@ async def test_a_blocked_stream_holds_up_no_other_call(server: RpcServer, dial: 
         assert await connection.call("echo", 7, int, timeout=PATIENCE) == 7
 
 
+@pytest.mark.parametrize("tls", [None])
 async def test_a_peer_that_grants_credit_but_reads_nothing_bounds_the_servers_memory(
     server: RpcServer, greeting: Callable[..., Greeting]
 ) -> None:

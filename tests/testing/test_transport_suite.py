@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,8 +16,10 @@ from pydantic import BaseModel
 
 from pdd_runtime.errors import TransferError
 from pdd_runtime.plugins.transport import BlockSink, LinkTelemetry, Subscription, TransferReport
+from pdd_runtime.rpc import Tls
 from pdd_runtime.testing.transport_fixtures import TransportFixtures
 from pdd_runtime.testing.transport_suite import TransportConformance
+from tests.certificates import Issuer
 from tests.testing.outcomes import outcomes
 
 
@@ -30,6 +33,17 @@ class TestTcpWithOneStream(TransportConformance):
     @pytest.fixture
     def config(self) -> BaseModel:
         return TcpConfig(streams=1)
+
+
+class TestTcpOverTls(TransportConformance):
+    plugin = TcpTransport
+
+    @pytest.fixture(autouse=True)
+    def issuer(self, tmp_path: Path) -> None:
+        self._issuer = Issuer("test", tmp_path)
+
+    def tls(self, cluster: str) -> Tls:
+        return self._issuer.tls(cluster)
 
 
 class TestTcpWithCompression(TransportConformance):

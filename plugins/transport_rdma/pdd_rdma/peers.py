@@ -62,7 +62,7 @@ class Peers:
 
     async def _meet(self, endpoint: str) -> Peer:
         try:
-            connection = await connect(endpoint, self._context.greeting, timeout=MEETING_SECONDS)
+            connection = await connect(endpoint, self._context.greeting, tls=self._context.tls, timeout=MEETING_SECONDS)
         except (ConnectionLost, DeadlineExceeded) as error:
             raise Lost(error.why or error.what) from None
         except RpcError as error:

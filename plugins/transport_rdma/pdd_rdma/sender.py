@@ -66,7 +66,7 @@ class Sender:
         def feed(ask: Ask, rpc: RpcContext) -> AsyncGenerator[Offer, None]:
             return self._feed(ask, source, exposure)
 
-        self._server = RpcServer(self._context.greeting)
+        self._server = RpcServer(self._context.greeting, tls=self._context.tls)
         self._server.unary(MEET, Meet, meet)
         self._server.unary(TAKEN, Taken, self._taken)
         self._server.stream(FEED, Ask, feed)

@@ -6,15 +6,29 @@ import logging
 import os
 import select
 import socket
+import ssl
 import threading
 from typing import Any, Protocol
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import PddError
+from pdd_runtime.errors import PddError, TransferError
 from pdd_runtime.plugins.transport import LinkFacts
+from pdd_runtime.rpc import Tls, said
 from pdd_tcp import wire
 from pdd_tcp.incoming import Incoming
-from pdd_tcp.sockets import Cut, Damaged, Intake, Waiter, receive_message, send_all, set_up, shut, tune_receiver
+from pdd_tcp.secure import SecureSocket
+from pdd_tcp.sockets import (
+    Cut,
+    Damaged,
+    Intake,
+    Waiter,
+    receive_message,
+    send_all,
+    set_up,
+    shake_hands,
+    shut,
+    tune_receiver,
+)
 
 log = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
@@ -43,13 +57,22 @@ class Owner(Protocol):
 class Inlet:
     """A thread that connects, and then reads frames into the memory of the fetches they belong to."""
 
-    def __init__(self, address: tuple[str, int], hello: wire.Hello, io_timeout: float, owner: Owner, name: str) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        hello: wire.Hello,
+        io_timeout: float,
+        owner: Owner,
+        name: str,
+        tls: Tls | None = None,
+    ) -> None:
         self.hello = hello
         self.landed = False
         """Whether anything came."""
         self.greeted = False
         """Whether the sender may know of it."""
         self._address, self._io_timeout, self._owner = address, io_timeout, owner
+        self._tls = tls
         self._beat = wire.Binding(hello.channel).session
         self._over = False
         self._lock = threading.Lock()
@@ -121,19 +144,43 @@ class Inlet:
         with self._lock:
             if self._over:
                 raise Cut("the connection is closed")
-            sock = self._sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = self._sock = self._socket(family)
         set_up(sock, self._io_timeout)
         self._connect(sock, address)
+        if isinstance(sock, SecureSocket):
+            shake_hands(sock, self._io_timeout)
         self.greeted = True
-        send_all(sock, wire.pack(self.hello), self._io_timeout)
-        answer = wire.unpack_answer(receive_message(sock, wire.ANSWER_LIMIT, now() + self._io_timeout))
+        answer = self._greet(sock)
         if isinstance(answer, wire.Refuse):
             raise PddError.from_wire(answer.error)
+        if isinstance(sock, SecureSocket) and answer.cluster != sock.sealing.cluster:
+            raise TransferError(
+                f"the sender is not where it says it is: in {answer.cluster!r}",
+                why=f"its certificate is of cluster {sock.sealing.cluster!r}",
+            )
         if answer.streams < 1 or not wire.SMALLEST_FRAME <= answer.frame <= wire.LARGEST_FRAME:
             raise wire.refused(f"{answer.streams} streams, frames of {answer.frame} bytes")
         self._frame = answer.frame
         self._owner.joined(self, answer)
         return sock
+
+    def _socket(self, family: socket.AddressFamily) -> socket.socket:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        return sock if self._tls is None else SecureSocket(sock, self._tls, server=False)
+
+    def _greet(self, sock: socket.socket) -> wire.Answer:
+        try:
+            send_all(sock, wire.pack(self.hello), self._io_timeout)
+            return wire.unpack_answer(receive_message(sock, wire.ANSWER_LIMIT, now() + self._io_timeout))
+        except Cut as cut:
+            # Of TLS 1.3's two sides this one is done first: that it is refused comes where an answer should.
+            if isinstance(cut.__cause__, ssl.SSLError):
+                raise TransferError(
+                    "the sender refuses the TLS connection",
+                    why=said(cut.__cause__),
+                    fix="both sides need spec.security.tls, with certificates of this graph by one CA",
+                ) from cut
+            raise
 
     def _resolve(self) -> tuple[socket.AddressFamily, Any]:
         try:

@@ -179,7 +179,8 @@ class Peer:
             index=self._opened,
         )
         self._opened += 1
-        inlet = Inlet(self._address, hello, self._config.io_timeout, self, f"{self._name}-{self._opened}")
+        name = f"{self._name}-{self._opened}"
+        inlet = Inlet(self._address, hello, self._config.io_timeout, self, name, self._context.tls)
         self._opening.add(inlet)
         self._threads.append(inlet)
         return inlet

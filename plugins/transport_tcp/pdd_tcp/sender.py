@@ -18,7 +18,8 @@ from pdd_tcp.config import TcpConfig
 from pdd_tcp.feeders import Feeders
 from pdd_tcp.link import Link
 from pdd_tcp.pacing import Entrance
-from pdd_tcp.sockets import Cut, Waiter, receive_message, send_all, set_up, shut, take_leave
+from pdd_tcp.secure import SecureSocket
+from pdd_tcp.sockets import Cut, Waiter, receive_message, send_all, set_up, shake_hands, shut, take_leave
 
 log = logging.getLogger(__name__)
 CONNECTIONS = 512
@@ -26,6 +27,7 @@ CONNECTIONS = 512
 LONG_MESSAGES = 2
 """At once, so that memory for what is read is bounded: 64 MiB twice, 1 MiB for every other connection."""
 LONG_MESSAGE_BYTES = 1 << 20
+HANDSHAKE_SECONDS = 5.0
 LAST_WORDS_SECONDS = 1.0
 TICK_SECONDS = 0.5
 """How soon a deadline is seen to have passed for a fetch whose blocks are all made and do not leave."""
@@ -114,13 +116,19 @@ class Sender:
                     continue
                 accepted += 1
                 try:
-                    sock, _ = listener.accept()
-                    self._begin(sock, source, f"pdd-tcp-send-{accepted}")
+                    self._begin(self._taken(listener), source, f"pdd-tcp-send-{accepted}")
                 except (OSError, RuntimeError) as error:
                     # A peer that left at once, or no file or thread to be had: later ones are to be served.
                     log.warning("pdd-tcp: cannot accept: %s", error)
                     self._slots.release()
                     self._closing.wait(0.05)
+
+    def _taken(self, listener: socket.socket) -> socket.socket:
+        sock, address = listener.accept()
+        tls = self._context.tls
+        if tls is None:
+            return sock
+        return SecureSocket(sock, tls, server=True, peer=f"{address[0]}:{address[1]}")
 
     def _expire(self) -> None:
         with self._lock:
@@ -159,6 +167,8 @@ class Sender:
 
     def _serve(self, sock: socket.socket, source: BlockSource, name: str) -> None:
         try:
+            if isinstance(sock, SecureSocket):
+                self._admit(sock)
             channel, index = self._greet(sock, source)
             outlet = channel.open(sock, index, f"{name}-out")
             if outlet is None:
@@ -176,6 +186,15 @@ class Sender:
             outlet.stop()
             channel.lost(outlet)
             channel.link.closing(sock)
+
+    def _admit(self, sock: SecureSocket) -> None:
+        try:
+            shake_hands(sock, min(HANDSHAKE_SECONDS, self._config.io_timeout))
+        except (Cut, TransferError) as error:
+            log.warning("pdd-tcp: connection from %s refused: %s", sock.peer, error)
+            if isinstance(error, TransferError):
+                sock.answer_in_clear(wire.pack(wire.Refuse(wire.short(error))))
+            raise
 
     def _welcome(self, channel: Channel) -> wire.Welcome:
         return wire.Welcome(cluster=self._context.cluster, streams=channel.streams, frame=channel.frame)
@@ -205,6 +224,11 @@ class Sender:
         hello.check()
         if not hmac.compare_digest(hello.secret.encode(), self._context.greeting.secret.encode()):
             raise TransferError("the subscriber does not know this graph's secret")
+        if isinstance(sock, SecureSocket) and hello.cluster != sock.sealing.cluster:
+            raise TransferError(
+                f"the subscriber is not where it says it is: in {hello.cluster!r}",
+                why=f"its certificate is of cluster {sock.sealing.cluster!r}",
+            )
         with self._lock:
             replaced = self._channels.get(hello.replaces)
             known = self._channels.get(hello.channel)

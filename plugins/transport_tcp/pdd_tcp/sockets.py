@@ -6,14 +6,18 @@ import contextlib
 import logging
 import select
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from pdd_runtime.clock import now
+from pdd_runtime.errors import RpcError, TransferError
 from pdd_runtime.plugins.transport import LinkFacts
+from pdd_runtime.rpc import said
 from pdd_tcp import wire
+from pdd_tcp.secure import SecureSocket
 
 log = logging.getLogger(__name__)
 Gate = Callable[[int], contextlib.AbstractContextManager[object]]
@@ -48,9 +52,12 @@ class Waiter:
     def __init__(self, sock: socket.socket, event: int) -> None:
         self._poll = select.poll()
         self._poll.register(sock, event)
+        self._secure = sock if isinstance(sock, SecureSocket) and event == select.POLLIN else None
 
     def wait(self, seconds: float | None) -> bool:
         """Whether there is something to do for the socket, waiting up to `seconds` for it; None: for ever."""
+        if self._secure is not None and self._secure.holds:
+            return True
         return bool(self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
 
 
@@ -62,6 +69,7 @@ class Intake:
         """`patience`: seconds in which something has to come."""
         self._sock, self._patience, self._waiter = sock, patience, Waiter(sock, select.POLLIN)
         self._least = 1
+        self._slack = sock.slack if isinstance(sock, SecureSocket) else 0
         self._empty = False
         """The kernel had less than was asked for."""
 
@@ -84,7 +92,7 @@ class Intake:
     def wait(self, nbytes: int) -> None:
         """Until there is more: of `nbytes` that are sure to come all, or many, or what comes in a while. Raises `Cut`
         where nothing does."""
-        self._expect(min(nbytes, MOST_AT_ONCE))
+        self._expect(max(1, min(nbytes, MOST_AT_ONCE) - self._slack))
         first = min(self._patience, WHILE)
         if not self._waiter.wait(first):
             self._expect(1)
@@ -229,7 +237,26 @@ def _receive_by(sock: socket.socket, length: int, until: float) -> bytearray:
     return data
 
 
+def shake_hands(sock: SecureSocket, seconds: float) -> None:
+    """Let each side see the other's certificate. Raises `TransferError` for a peer that is not to be talked to, `Cut`
+    for one that leaves, or has not done its part in so many `seconds`."""
+    until, waiter = now() + seconds, Waiter(sock, select.POLLIN)
+    try:
+        while not sock.shake():
+            if not waiter.wait(until - now()):
+                raise Cut(f"no TLS handshake in {seconds:g} s")
+            with contextlib.suppress(BlockingIOError):
+                if not sock.take():
+                    raise Cut("the peer left in the TLS handshake")
+    except RpcError as error:
+        raise TransferError(error.what, where=error.where, why=error.why, fix=error.fix) from error
+    except OSError as error:
+        raise broken(error) from error
+
+
 def broken(error: OSError) -> Cut:
+    if isinstance(error, ssl.SSLError):
+        return Cut(f"the connection broke: {said(error)}")
     return Cut(f"the connection broke: {error.strerror or error}")
 
 

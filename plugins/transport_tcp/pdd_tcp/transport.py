@@ -32,6 +32,7 @@ class TcpTransport(Transport):
 
     name = "tcp"
     Config = TcpConfig
+    encrypts = True
 
     @classmethod
     def lossless(cls, config: BaseModel) -> bool:

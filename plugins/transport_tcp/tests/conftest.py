@@ -9,7 +9,7 @@ from pdd_tcp.config import TcpConfig
 from pdd_tcp.transport import TcpTransport
 
 from pdd_runtime.plugins.transport import LinkFacts
-from pdd_runtime.rpc import Line
+from pdd_runtime.rpc import Line, Tls
 from pdd_runtime.testing.kv_parties import Context
 from plugins.transport_tcp.tests.counting import Party, eventually, sockets, threads
 
@@ -25,9 +25,11 @@ async def party() -> AsyncIterator[Party]:
             cluster: str,
             lines: dict[str, Line] | None = None,
             links: dict[str, LinkFacts] | None = None,
+            tls: Tls | None = None,
             **config: object,
         ) -> TcpTransport:
-            transport = TcpTransport(TcpConfig.model_validate(config), Context(cluster, lines, links=links))
+            context = Context(cluster, lines, links=links, tls=tls)
+            transport = TcpTransport(TcpConfig.model_validate(config), context)
             stack.push_async_callback(transport.close)
             return transport
 
