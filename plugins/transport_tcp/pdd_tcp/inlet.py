@@ -91,6 +91,11 @@ class Inlet:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def started(self) -> bool:
+        """It has a thread, which may have ended."""
+        return self._thread.ident is not None
+
     def end(self) -> None:
         """Any thread: break it. Its own thread says when it is lost."""
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import secrets
 import threading
 from collections import deque
@@ -18,6 +19,8 @@ from pdd_tcp.config import TcpConfig
 from pdd_tcp.incoming import Incoming
 from pdd_tcp.inlet import Inlet
 from pdd_tcp.sockets import Cut, Damaged
+
+log = logging.getLogger(__name__)
 
 BYTES_PER_STREAM = 1 << 20
 """Inside a cluster another connection is opened for each MiB that is asked for at once."""
@@ -122,14 +125,26 @@ class Peer:
     # In its thread
 
     def _run(self) -> None:
-        while (job := self._job()) is not None:
-            job()
+        try:
+            while (job := self._job()) is not None:
+                job()
+        except Exception as error:
+            self._broken(error)
         with self._changed:
-            threads = list(self._threads)
+            threads = [inlet for inlet in self._threads if inlet.started]
         for inlet in threads:
             inlet.end()
         for inlet in threads:
             inlet.join()
+
+    def _broken(self, error: Exception) -> None:
+        """Without this thread its fetches would wait for their deadlines; the next ones get a peer of their own."""
+        log.error("pdd-tcp: the connections to %s:%d are given up", *self._address, exc_info=error)
+        with self._changed:
+            self._closed = True
+            fetches = list(self._fetches)
+        for fetch in fetches:
+            fetch.stop(f"{type(error).__name__}: {error}")
 
     def _job(self) -> Callable[[], None] | None:
         """What to do next, waiting for it; None at the end."""

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
+from pdd_tcp.inlet import Inlet
 
 from pdd_runtime.errors import Cancelled, TransferError
 from pdd_runtime.testing.kv_parties import LAYOUT, StoreSink, StoreSource, sequence, subscription
@@ -157,3 +158,21 @@ async def test_a_sink_that_fails_ends_the_fetch_with_its_error(party: Party) -> 
 
     with pytest.raises(OSError, match="no room"):
         await party("dc-b").fetch(endpoint, subscription(wanted), StoreSink(wanted, on_done=full))
+
+
+async def test_what_breaks_the_connecting_thread_ends_its_fetches_alone(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, wanted = StoreSource(), sequence(4)
+    source.make(wanted)
+    endpoint, receiver, sink = await party("dc-a").serve(source, "127.0.0.1"), party("dc-b"), StoreSink(wanted)
+
+    def start(inlet: Inlet) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Inlet, "start", start)
+        with pytest.raises(TransferError, match="can't start new thread"):
+            await receiver.fetch(endpoint, subscription(wanted, deadline=600), sink)
+    await receiver.fetch(endpoint, subscription(wanted), sink)
+    assert sink.whole
