@@ -107,7 +107,8 @@ class Channel(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not self.where:
-            host, port = transport.get_extra_info("peername")[:2]
+            # None where the peer has gone already.
+            host, port = (transport.get_extra_info("peername") or ("?", 0))[:2]
             self.where = f"{host}:{port}"
 
     def data_received(self, data: bytes) -> None:

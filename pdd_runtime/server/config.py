@@ -62,6 +62,13 @@ class ServerConfig(BaseModel, frozen=True, extra="forbid"):
         """Whether worker and server meet at a unix socket, beside the url."""
         return True
 
+    @field_validator("python")
+    @classmethod
+    def _found_anywhere(cls, python: Path | None) -> Path | None:
+        if python is not None and len(python.parts) > 1 and not python.expanduser().is_absolute():
+            raise ValueError(f"write the whole path: the server starts in a directory of its own, without {python}")
+        return python
+
     @field_validator("url")
     @classmethod
     def _reachable(cls, url: str | None) -> str | None:

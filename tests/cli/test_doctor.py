@@ -60,6 +60,8 @@ def test_a_graph_is_looked_at_before_it_runs(cli: Cli) -> None:
     assert found["TCP buffers for wan"]["found"] == "200Mbit/s × 50ms, emulated: the sender paces itself"
     hungry = cli("doctor", str(QUICKSTART), "--set", "spec.pools.main.engine.config={kv_memory: 900TiB}")
     assert "fix: set a smaller kv_memory" in hungry.out
+    native = cli("doctor", str(QUICKSTART.with_name("vllm-nixl.yaml")))
+    assert "KV of up to" not in native.out, "it is in the servers alone"
 
 
 def test_what_keeps_a_graph_from_running_is_told_with_its_place(cli: Cli) -> None:

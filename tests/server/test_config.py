@@ -20,6 +20,7 @@ def config(**settings: Any) -> ServerConfig:
 def test_a_server_is_started_by_default_with_our_own_interpreter() -> None:
     assert config().interpreter == sys.executable
     assert config(python="~/venv/bin/python").interpreter == str(Path("~/venv/bin/python").expanduser())
+    assert config(python="python3").interpreter == "python3"
 
 
 def test_quantities_are_written_as_everywhere() -> None:
@@ -55,6 +56,7 @@ def test_a_running_server_is_on_this_host_or_behind_https(url: str, as_kept: str
         ({"url": "http://127.0.0.1:8000", "socket": "/" + "s" * 107}, "at most 107 bytes"),
         ({"url": "http://127.0.0.1:8000", "socket": "/s", "port": 8000}, "url and port"),
         ({"url": "http://127.0.0.1:8000", "socket": "/s", "args": ["--seed=1"]}, "url and args"),
+        ({"python": "venv/bin/python"}, "write the whole path"),
         ({"env": {"A B": "1"}}, "'A B' is not the name"),
         ({"args": ["a\0b"]}, "NUL"),
         ({"args": ["--config=/etc/server.yaml"]}, "write them into args"),

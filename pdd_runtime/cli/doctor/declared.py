@@ -8,8 +8,9 @@ from pdd_runtime.cli.doctor.check import Check
 from pdd_runtime.cli.doctor.host import available_memory, gpus, size
 from pdd_runtime.cli.port import port_fault
 from pdd_runtime.errors import PluginError
-from pdd_runtime.graph import LoadedGraph, Pool
+from pdd_runtime.graph import LoadedGraph
 from pdd_runtime.plugins import PluginManager
+from pdd_runtime.plugins.native import kv_kind
 
 _CPU = ("cpu", "")
 
@@ -30,7 +31,7 @@ def _port(loaded: LoadedGraph) -> Check:
 
 def _memory(loaded: LoadedGraph, plugins: PluginManager) -> Check:
     """KV of all pools against what is free: pages exist only once they are touched, so a start proves nothing."""
-    sizes = {name: _kv_bytes(pool, plugins) for name, pool in loaded.graph.spec.pools.items()}
+    sizes = {name: _kv_bytes(loaded, plugins, name) for name in loaded.graph.spec.pools}
     known = {name: size_ for name, size_ in sizes.items() if size_}
     if not known:
         return Check("graph", "memory", "ok", "how much KV the pools hold is set in blocks: it is known once they run")
@@ -46,10 +47,13 @@ def _memory(loaded: LoadedGraph, plugins: PluginManager) -> Check:
     return Check("graph", "memory", "ok", found)
 
 
-def _kv_bytes(pool: Pool, plugins: PluginManager) -> int:
-    """See `Engine.Config`; 0: not known."""
+def _kv_bytes(loaded: LoadedGraph, plugins: PluginManager, name: str) -> int:
+    """See `Engine.Config`; 0: not known, or in the engine's own memory alone."""
+    pool = loaded.graph.spec.pools[name]
     try:
         config = plugins.configure(plugins.engine(pool.engine.plugin), pool.engine.config, "")
+        if kv_kind(loaded, plugins, name).native:
+            return 0
     except PluginError:
         return 0
     count = getattr(config, "kv_memory", None)
