@@ -14,6 +14,8 @@ CHANGE = 660.0
 """For anything at all to change in a session that waits for its other parts. Above all of theirs: theirs say more."""
 NOTICED = 5.0
 """For an engine to notice that what it offered was read; the offer is closed then."""
+DEATH = 1.0
+"""For a worker's death to be told by its connection, where one who read from it has told already that it stopped."""
 CALL = 10.0
 """For a short answer, such as to a seal."""
 CONNECT = 5.0

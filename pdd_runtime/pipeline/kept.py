@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pdd_runtime.errors import EngineError, PddError
 from pdd_runtime.pipeline import deadlines
-from pdd_runtime.pipeline.legs import Leg
+from pdd_runtime.pipeline.legs import Leg, worker_lost
 from pdd_runtime.pipeline.token_log import Source
 from pdd_runtime.plugins.engine import Offer, OfferRequest
 
@@ -64,6 +65,14 @@ class Kept:
 
     async def close(self) -> None:
         await self._leg.close()
+
+    async def cause(self, error: EngineError) -> PddError:
+        """Why its reader failed with `error`: the giver's death, which its own connection may tell a moment later."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadlines.DEATH):
+                await self._giver.connection.wait_closed()
+            return worker_lost(self._giver, self._leg.doing)
+        return error
 
     async def _mind(self, reader: Leg[Any]) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from pdd_runtime.errors import CapacityError, DeadlineExceeded, EngineError, PddError, TransferError
+from pdd_runtime.errors import CapacityError, DeadlineExceeded, EngineError, PddError, TransferError, WorkerLost
 from pdd_runtime.pipeline import deadlines
 from pdd_runtime.pipeline.legs import Leg
 from pdd_runtime.pipeline.token_log import Source
@@ -108,7 +108,10 @@ async def _receive(session: Session, source: Source, target: Source, tokens: tup
             kept.read(received.cached, received.received)
             return leg, received.cached + received.received
         raise EngineError(f"{doing}: the stream ended with nothing received", where=f"worker {taker}")
-    except (EngineError, TransferError, DeadlineExceeded, CapacityError) as error:
+    except (EngineError, TransferError, DeadlineExceeded, CapacityError, WorkerLost) as error:
+        if isinstance(error, WorkerLost) and not giver.connection.closed:
+            raise
+        # With the giver lost as well: the first token is out, and all else the reader can compute.
         _failed(session, giver, taker, error)
         if leg is not None:
             await leg.close()

@@ -231,12 +231,18 @@ class Session:
 
     async def extended(self, leg: Leg[DecodeEvent]) -> Extended:
         """The second half: the worker has the KV of all it was told."""
-        async for event in leg:
-            if isinstance(event, Extended):
-                leg.patience = deadlines.TOKEN
-                if leg in self._kept:
-                    self._kept.pop(leg).read(event.cached - event.received, event.received)
-                return event
+        kept = self._kept.pop(leg, None)
+        try:
+            async for event in leg:
+                if isinstance(event, Extended):
+                    leg.patience = deadlines.TOKEN
+                    if kept is not None:
+                        kept.read(event.cached - event.received, event.received)
+                    return event
+        except EngineError as error:
+            if kept is None:
+                raise
+            raise await kept.cause(error) from error
         raise EngineError(f"{leg.doing}: the stream ended before it began", where=f"worker {leg.peer}")
 
     async def follow(self, leg: Leg[DecodeEvent], take: Callable[[tuple[Token, ...]], None]) -> Stopped:
