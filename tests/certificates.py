@@ -18,6 +18,14 @@ class Issuer:
         self.authority = Authority(graph, 1)
         self.authority.save(self.directory)
 
+    def thief(self, cluster: str, victim: Issuer) -> Tls:
+        """One with a certificate by this CA that does not mind the victim's."""
+        self.tls(cluster)
+        both = self.directory / "both.pem"
+        both.write_text("".join((each.directory / "ca.pem").read_text() for each in (victim, self)))
+        cert, key = (self.directory / self.graph / f"{cluster}.{end}" for end in ("pem", "key"))
+        return Tls(ca=both, cert=cert, key=key, graph=self.graph, cluster=cluster)
+
     def tls(self, cluster: str, graph: str = "") -> Tls:
         """What a process of `cluster` shows; of another graph, where one is named."""
         place = self.directory / (graph or self.graph)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pdd_runtime.kv.layout import KvLayout
 from pdd_runtime.kv.names import child
 from pdd_runtime.kv.store import Watcher
+from pdd_runtime.watchers import Watchers
 
 
 class CachedNames:
@@ -16,7 +17,7 @@ class CachedNames:
     def __init__(self, layout: KvLayout) -> None:
         self.layout = layout
         self._names: dict[bytes, None] = {}
-        self._watchers: list[Watcher] = []
+        self._watchers: Watchers[bytes, bool] = Watchers()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -28,13 +29,13 @@ class CachedNames:
         """Idempotent."""
         if name not in self._names:
             self._names[name] = None
-            self._notify(name, True)
+            self._watchers.tell(name, True)
 
     def remove(self, name: bytes) -> None:
         """Idempotent."""
         if name in self._names:
             del self._names[name]
-            self._notify(name, False)
+            self._watchers.tell(name, False)
 
     def clear(self) -> None:
         """Nothing is cached any more, or nobody knows what is."""
@@ -56,14 +57,4 @@ class CachedNames:
 
     def watch(self, callback: Watcher) -> Callable[[], None]:
         """Call `callback` whenever a name comes or goes, until the function returned is called."""
-        self._watchers.append(callback)
-
-        def unsubscribe() -> None:
-            if callback in self._watchers:
-                self._watchers.remove(callback)
-
-        return unsubscribe
-
-    def _notify(self, name: bytes, added: bool) -> None:
-        for watcher in tuple(self._watchers):
-            watcher(name, added)
+        return self._watchers.add(callback)

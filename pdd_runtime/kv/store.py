@@ -10,6 +10,7 @@ from pdd_runtime.kv.index import Entry, PrefixIndex
 from pdd_runtime.kv.layout import KvLayout
 from pdd_runtime.kv.names import Block
 from pdd_runtime.kv.pool import BlockPool
+from pdd_runtime.watchers import Watchers
 
 Watcher = Callable[[bytes, bool], None]
 """Gets (name, added): True on commit, False on eviction."""
@@ -54,7 +55,7 @@ class BlockStore:
         self._committed: dict[int, Entry] = {}
         self._twins: dict[int, int] = {}
         """Block → the committed block of the same name that it keeps referenced."""
-        self._watchers: list[Watcher] = []
+        self._watchers: Watchers[bytes, bool] = Watchers()
 
     def memory(self, block: int) -> memoryview:
         """The block's bytes, writable, `layout.block_bytes` long."""
@@ -130,8 +131,7 @@ class BlockStore:
         if present is None:
             self._part(index)
             self._committed[index] = self._index.add(block, index)
-            for watcher in tuple(self._watchers):
-                watcher(block.name, True)
+            self._watchers.tell(block.name, True)
             return index
         if present.number != index and self._twins.get(index) != present.number:
             self._part(index)
@@ -164,13 +164,7 @@ class BlockStore:
 
     def watch(self, callback: Watcher) -> Callable[[], None]:
         """Call `callback` on every commit and eviction, at once, until the function returned is called."""
-        self._watchers.append(callback)
-
-        def unsubscribe() -> None:
-            if callback in self._watchers:
-                self._watchers.remove(callback)
-
-        return unsubscribe
+        return self._watchers.add(callback)
 
     def names(self) -> Iterable[bytes]:
         """The names of all committed blocks, a parent before its children."""
@@ -194,5 +188,4 @@ class BlockStore:
 
     def _notify(self, evicted: list[Entry]) -> None:
         for entry in evicted:
-            for watcher in tuple(self._watchers):
-                watcher(entry.name, False)
+            self._watchers.tell(entry.name, False)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pdd_runtime.errors import EngineError, RequestError
-from pdd_runtime.kv import CachedNames, Stats, seed
+from pdd_runtime.kv import CachedNames, Stats, chain, seed
 from pdd_runtime.plugins.engine import (
     DecodeRequest,
     EngineHost,
@@ -116,19 +116,35 @@ class NativePlane(DataPlane):
         """Of the names of a tenant's blocks."""
         return seed(self.model.fingerprint, self.model.layout.spec, salt=salt)
 
-    async def told_of(self, root: bytes, tokens: Sequence[int], n: int) -> None:
-        """Return when `names` has the first `n` tokens, which the server has just cached: it says so a moment after it
-        has answered. A moment later it does not matter."""
-        more = asyncio.Event()
-        unsubscribe = self.names.watch(lambda name, added: more.set())
+    def digest(self, request: DecodeRequest | OfferRequest | ReceiveRequest) -> str:
+        """Of the tenant's tokens and their model: the name of the last block, which stands for all before it. Servers
+        compare no tokens, so an offer says what it is of."""
+        return chain(self.root(request.salt), request.tokens, self.model.layout.block_size)[-1].name.hex()
+
+    async def told_of(
+        self,
+        root: bytes,
+        tokens: Sequence[int],
+        n: int,
+        *,
+        seconds: float = WORD_TIME,
+        while_runs: asyncio.Task[None] | None = None,
+    ) -> bool:
+        """Whether `names` has the first `n` tokens, which the server caches or has just cached: it says so a moment
+        after. Waits up to so many seconds for it, and no longer than `while_runs` does where there is such a task."""
+        changed = asyncio.Event()
+        unsubscribe = self.names.watch(lambda name, added: changed.set())
+        if while_runs is not None:
+            while_runs.add_done_callback(lambda task: changed.set())
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(WORD_TIME):
-                    while self.names.cached(root, tokens) < n:
-                        more.clear()
-                        await more.wait()
+                async with asyncio.timeout(seconds):
+                    while self.names.cached(root, tokens) < n and not (while_runs and while_runs.done()):
+                        await changed.wait()
+                        changed.clear()
         finally:
             unsubscribe()
+        return self.names.cached(root, tokens) >= n
 
     def offer(self, request: OfferRequest) -> Passed:
         return Passed(request.id, lambda id: self.offering(self._http, id, request))

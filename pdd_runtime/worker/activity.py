@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+from pdd_runtime.watchers import Watchers
+
 REMEMBERED = 4096
 """Ended requests that are still known as such."""
 
@@ -17,7 +19,7 @@ class Activity:
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._watchers: list[Callable[[str], None]] = []
+        self._watchers: Watchers[str] = Watchers()
 
     @property
     def running(self) -> int:
@@ -41,7 +43,7 @@ class Activity:
                 self._end(request_id)
 
         self._running[request_id] += 1
-        self._notify(request_id)
+        self._watchers.tell(request_id)
         try:
             yield end
         finally:
@@ -50,8 +52,7 @@ class Activity:
     def watch(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call `callback` with the request's id whenever a stream begins or ends, until the function returned is
         called."""
-        self._watchers.append(callback)
-        return lambda: self._watchers.remove(callback)
+        return self._watchers.add(callback)
 
     def _end(self, request_id: str) -> None:
         self._running[request_id] -= 1
@@ -61,8 +62,4 @@ class Activity:
             self._ended.move_to_end(request_id)
             if len(self._ended) > REMEMBERED:
                 self._ended.popitem(last=False)
-        self._notify(request_id)
-
-    def _notify(self, request_id: str) -> None:
-        for watcher in tuple(self._watchers):
-            watcher(request_id)
+        self._watchers.tell(request_id)

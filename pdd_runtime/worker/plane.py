@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 import msgspec
 
@@ -55,11 +54,8 @@ class PortablePlane(Plane):
         self.names = self._store = store
         self._agent, self._transports = agent, transports
 
-    async def fetch(self, request: FetchRequest) -> AsyncGenerator[FetchEvent, None]:
-        transport = self._transports.fetching(request.transport, request.source)
-        async with aclosing(self._agent.fetch(request, transport)) as events:
-            async for event in events:
-                yield event
+    def fetch(self, request: FetchRequest) -> AsyncGenerator[FetchEvent, None]:
+        return self._agent.fetch(request, self._transports.fetching(request.transport, request.source))
 
     def load(self, engine: Load) -> Load:
         stats = self._store.stats

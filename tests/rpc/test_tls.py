@@ -87,12 +87,7 @@ async def test_a_certificate_of_another_ca_is_refused_by_both(
 async def test_the_server_refuses_one_of_another_ca_that_does_not_mind(
     greeting: Make, endpoint: str, issuer: Issuer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = Issuer("g", tmp_path / "other")
-    other.tls("dc-a")
-    both = tmp_path / "both.pem"
-    both.write_text("".join((each.directory / "ca.pem").read_text() for each in (issuer, other)))
-    cert, key = (other.directory / "g" / f"dc-a.{end}" for end in ("pem", "key"))
-    thief = Tls(ca=both, cert=cert, key=key, graph="g", cluster="dc-a")
+    thief = Issuer("g", tmp_path / "other").thief("dc-a", issuer)
     said = await refused(endpoint, greeting("f"), thief)
     assert "the peer refused this side's certificate or protocol: unknown ca" in said
     await until(lambda: "connection refused" in caplog.text)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, ClassVar, Protocol
 
 from pdd_runtime.errors import EngineError, PddError
 from pdd_runtime.graph import Role
 from pdd_runtime.ids import new_id
-from pdd_runtime.kv import seed
 from pdd_runtime.plugins.engine import (
     DecodeRequest,
     Extended,
@@ -32,7 +31,7 @@ from pdd_runtime.server.request import Found, Generate, Piece, ServerRequest
 from pdd_runtime.waiting import over
 from pdd_sglang import requests
 from pdd_sglang.config import REPLAY, SglangConfig
-from pdd_sglang.rooms import Room, digest, entered, new_room
+from pdd_sglang.rooms import Room, entered, new_room
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ class Rooms(NativePlane):
 
     async def offering(self, http: HttpClient, id: str, request: OfferRequest) -> AsyncGenerator[Offer, None]:
         self._must_be("prefills", request.id)
-        room = new_room(self._engine.config.transfer_host, self._port, self._digest(request))
+        room = new_room(self._engine.config.transfer_host, self._port, self.digest(request))
         async with self._asked(room, http, id, request) as served:
             yield room.offer()
             await served
@@ -115,7 +114,7 @@ class Rooms(NativePlane):
     async def receiving(self, http: HttpClient, id: str, request: ReceiveRequest) -> AsyncGenerator[Received, None]:
         self._must_be("decodes", request.id)
         room = self._entered(request.offer, request)
-        cached = self.cached(self._root(request.salt), request.tokens)
+        cached = self.cached(self.root(request.salt), request.tokens)
         async with aclosing(self._at(room, http, id, request, 1, Sampling(temperature=0))) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Found):
@@ -123,9 +122,7 @@ class Rooms(NativePlane):
         yield Received(cached, len(request.tokens) - cached)
 
     async def follow(self, http: HttpClient) -> None:
-        await KvEvents(
-            f"ipc://{self.socket}", f"ipc://{self.socket}{REPLAY}", CachedPages(self.names, self._root)
-        ).run()
+        await KvEvents(f"ipc://{self.socket}", f"ipc://{self.socket}{REPLAY}", CachedPages(self.names, self.root)).run()
 
     async def _kept(
         self, request: PrefillRequest, root: bytes, generate: Generate, id: str
@@ -138,7 +135,7 @@ class Rooms(NativePlane):
             if cached < whole:
                 room = new_room(self._engine.config.transfer_host, self._port, "")
                 making = await made.enter_async_context(self._asked(room, self._http, new_id("kv"), request))
-                if await self._until(lambda: self.cached(root, tokens) >= whole, making):
+                if await self.told_of(root, tokens, whole, seconds=AHEAD, while_runs=making):
                     making.cancel()  # it has a place in the batch for as long as it waits
             async with aclosing(generate(id)) as pieces:
                 async for piece in pieces:
@@ -165,21 +162,6 @@ class Rooms(NativePlane):
             await over(task)
             if not task.cancelled():
                 task.exception()  # Who needs it has waited for it.
-
-    async def _until(self, condition: Callable[[], bool], making: asyncio.Task[None]) -> bool:
-        """Return when it holds, when `making` has ended, or after a while; and whether it holds."""
-        changed = asyncio.Event()
-        unsubscribe = self.names.watch(lambda name, added: changed.set())
-        making.add_done_callback(lambda task: changed.set())
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(AHEAD):
-                    while not condition() and not making.done():
-                        await changed.wait()
-                        changed.clear()
-        finally:
-            unsubscribe()
-        return condition()
 
     async def _at(
         self,
@@ -224,13 +206,7 @@ class Rooms(NativePlane):
             )
 
     def _entered(self, offer: Offer, request: DecodeRequest | ReceiveRequest) -> Room:
-        return entered(offer, self._digest(request), request.id)
-
-    def _digest(self, request: DecodeRequest | OfferRequest | ReceiveRequest) -> str:
-        return digest(self._root(request.salt), request.tokens, self.model.layout.block_size)
-
-    def _root(self, salt: str) -> bytes:
-        return seed(self.model.fingerprint, self.model.layout.spec, salt=salt)
+        return entered(offer, self.digest(request), request.id)
 
 
 class Assisted(NativeRequest):

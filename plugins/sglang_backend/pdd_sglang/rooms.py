@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from pdd_runtime.errors import EngineError
-from pdd_runtime.kv import chain
 from pdd_runtime.plugins.engine import Offer
 from pdd_sglang.config import NOBODY
 
@@ -42,11 +40,6 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def new_room(host: str, port: int, digest: str) -> Room:
     """One that nobody has: its number is random."""
     return Room(host, port, secrets.randbelow(ROOMS), digest)
-
-
-def digest(root: bytes, tokens: Sequence[int], page: int) -> str:
-    """Of model, tenant, tokens and how they are cut into pages."""
-    return chain(root, tokens, page)[-1].name.hex()
 
 
 def entered(offer: Offer, wanted: str, request: str) -> Room:

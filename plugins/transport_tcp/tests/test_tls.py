@@ -133,12 +133,7 @@ async def test_another_ca_is_refused_by_both(
 async def test_the_sender_refuses_one_of_another_ca_that_does_not_mind(
     party: Party, issuer: Issuer, tls: Tls, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = Issuer("test", tmp_path / "other")
-    other.tls("dc-b")
-    both = tmp_path / "both.pem"
-    both.write_text("".join((each.directory / "ca.pem").read_text() for each in (issuer, other)))
-    cert, key = (other.directory / "test" / f"dc-b.{end}" for end in ("pem", "key"))
-    thief = Tls(ca=both, cert=cert, key=key, graph="test", cluster="dc-b")
+    thief = Issuer("test", tmp_path / "other").thief("dc-b", issuer)
     assert "refused this side's certificate or protocol: unknown ca" in await refused(party, StoreSource(), tls, thief)
     await eventually(lambda: "refused: no TLS connection with the peer" in caplog.text)
 

@@ -36,14 +36,31 @@ NATIVE = {
 }
 
 
-class TrtllmConformance(EngineConformance):
-    plugin = TrtllmEngine
-    settings: ClassVar[dict[str, Any]] = {"block_size": 16}
+class Fresh:
+    """The servers remember the prompts of other tests: each test has others."""
+
+    vocabulary: ClassVar[range]
+
+    @pytest.fixture(autouse=True)
+    def _fresh(self, request: pytest.FixtureRequest) -> None:
+        self._test = request.node.nodeid
+
+    def prompt(self, n: int, which: int = 0) -> tuple[int, ...]:
+        return tuple(random.Random(f"{self._test} {which}").choices(self.vocabulary, k=n))
+
+
+class Tiny:
+    """A model for stand-ins."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
         return ModelSpec(source=str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")))
+
+
+class TrtllmConformance(Fresh, Tiny, EngineConformance):
+    plugin = TrtllmEngine
+    settings: ClassVar[dict[str, Any]] = {"block_size": 16}
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -56,14 +73,6 @@ class TrtllmConformance(EngineConformance):
     def engine(self, attaching: type[TrtllmEngine], model: ModelSpec) -> Engine:
         return attaching(TrtllmConfig(**SMALL, **self.settings), model)
 
-    @pytest.fixture(autouse=True)
-    def _fresh(self, request: pytest.FixtureRequest) -> None:
-        """The server remembers the prompts of other tests: this one has others."""
-        self._test = request.node.nodeid
-
-    def prompt(self, n: int, which: int = 0) -> tuple[int, ...]:
-        return tuple(random.Random(f"{self._test} {which}").choices(self.vocabulary, k=n))
-
 
 class TestOverlapped(TrtllmConformance):
     """As it is by default."""
@@ -75,16 +84,11 @@ class TestOneByOne(TrtllmConformance):
     settings: ClassVar[dict[str, Any]] = {"block_size": 8, "overlap": False, "tp": 2, "attention": "FLASHINFER"}
 
 
-class TestNative(NativeConformance):
+class TestNative(Fresh, Tiny, NativeConformance):
     """TensorRT-LLM's own transfers. The reader's passes overlap, the giver's cannot."""
 
     frees_at_once: ClassVar[bool] = False
     settings: ClassVar[dict[str, Any]] = {"block_size": 16}
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-        return ModelSpec(source=str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")))
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -106,14 +110,6 @@ class TestNative(NativeConformance):
     def reader(self, readers: type[TrtllmEngine], model: ModelSpec) -> Engine:
         """Who waits for what was read waits as long as it may."""
         return readers(TrtllmConfig(**NATIVE, **self.settings, transfer_timeout="5s"), model)
-
-    @pytest.fixture(autouse=True)
-    def _fresh(self, request: pytest.FixtureRequest) -> None:
-        """The servers remember the prompts of other tests: this one has others."""
-        self._test = request.node.nodeid
-
-    def prompt(self, n: int, which: int = 0) -> tuple[int, ...]:
-        return tuple(random.Random(f"{self._test} {which}").choices(self.vocabulary, k=n))
 
 
 class TestNativeRanks(TestNative):
@@ -143,7 +139,7 @@ class TestRealServer(TrtllmConformance):
         return TrtllmEngine(TrtllmConfig(kv_memory="64MiB", context_length=512, engine_kv_memory="1GiB"), model)
 
 
-class TestRealNative(NativeConformance):
+class TestRealNative(Fresh, NativeConformance):
     """Two of trtllm-serve, where they run, that move KV themselves."""
 
     frees_at_once: ClassVar[bool] = False
@@ -162,10 +158,3 @@ class TestRealNative(NativeConformance):
     @pytest.fixture
     def reader(self, model: ModelSpec) -> Engine:
         return TrtllmEngine(TrtllmConfig(data_plane="native", url=os.environ[NATIVE_URLS].split(",")[1]), model)
-
-    @pytest.fixture(autouse=True)
-    def _fresh(self, request: pytest.FixtureRequest) -> None:
-        self._test = request.node.nodeid
-
-    def prompt(self, n: int, which: int = 0) -> tuple[int, ...]:
-        return tuple(random.Random(f"{self._test} {which}").choices(self.vocabulary, k=n))

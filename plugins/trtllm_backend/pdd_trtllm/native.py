@@ -11,7 +11,6 @@ import msgspec
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import EngineError, PddError
-from pdd_runtime.kv import chain
 from pdd_runtime.plugins.engine import Offer, OfferRequest, Received, ReceiveRequest, Sampling
 from pdd_runtime.server.cached_pages import CachedPages
 from pdd_runtime.server.http import HttpClient
@@ -114,7 +113,7 @@ class TransceiverPlane(NativePlane):
         """Raises `EngineError`."""
         params = _kept(answer, request, where)
         try:
-            return Offer(msgspec.to_builtins(_Terms(params, self._of(request), self.config.transceiver)))
+            return Offer(msgspec.to_builtins(_Terms(params, self.digest(request), self.config.transceiver)))
         except (ValueError, TypeError) as error:
             raise EngineError("what a reader would need is too long", where=where, why=str(error)) from error
 
@@ -124,7 +123,7 @@ class TransceiverPlane(NativePlane):
             terms = msgspec.convert(request.offer.params, _Terms)
         except msgspec.ValidationError as error:
             raise EngineError("this is no offer of a TensorRT-LLM server's", where=where, why=str(error)) from error
-        if terms.of != self._of(request):
+        if terms.of != self.digest(request):
             # TensorRT-LLM would take it for the KV of whatever prompt it is asked about.
             raise EngineError("the offer is of other tokens, or of another model", where=where)
         backends = {terms.transceiver, self.config.transceiver}
@@ -135,9 +134,6 @@ class TransceiverPlane(NativePlane):
                 fix="give both pools the same transceiver",
             )
         return terms
-
-    def _of(self, request: OfferRequest | ReceiveRequest) -> str:
-        return chain(self.root(request.salt), request.tokens, self.model.layout.block_size)[-1].name.hex()
 
 
 class _Terms(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import httpx
 from pdd_trtllm.testing.serve import PAUSE
 from pdd_trtllm.testing.standin import environment
 
-from plugins.trtllm_backend.tests.answers import RELAY
+from plugins.trtllm_backend.tests.answers import GREEDY, LENGTH, NAMES, RELAY, prompt
 from tests.integration.stack import Stack
 
 BOUNDS = f"{{min_relay_tokens: {RELAY}, max_relay_tokens: {RELAY}}}"
@@ -31,6 +32,17 @@ def stacked(
     of_model = (f"spec.model.source={model}", "spec.model.dtype=float32")
     with Stack(graph, state, *of_model, *pools, *overrides) as stack:
         yield stack
+
+
+async def many_at_once(stack: Stack, model: Path, expected: Mapping[str, list[int]]) -> None:
+    """Over the relay, every prompt three times."""
+    async with stack.driver(*HANDED_OFF) as driver:
+        asked = [name for name in NAMES for _ in range(3)]
+        prompts = {name: await prompt(model, name) for name in NAMES}
+        answers = await asyncio.gather(*(stack.ask(driver, prompts[name], LENGTH, GREEDY) for name in asked))
+    for name, (tokens, _) in zip(asked, answers, strict=True):
+        assert [token.id for token in tokens] == expected[name]
+    await stack.idle(60)
 
 
 async def streamed(url: str, body: dict[str, Any]) -> AsyncIterator[str]:

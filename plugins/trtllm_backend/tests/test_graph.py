@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from pdd_runtime.errors import PddError
 from plugins.trtllm_backend.tests.answers import GREEDY, LENGTH, NAMES, RELAY, answers, prompt
-from plugins.trtllm_backend.tests.stacks import DIRECT, HANDED_OFF, servers, stacked, streamed
+from plugins.trtllm_backend.tests.stacks import DIRECT, HANDED_OFF, many_at_once, servers, stacked, streamed
 from tests.integration.prompts import PROMPTS
 from tests.integration.stack import Stack
 from tests.waiting import until
@@ -54,13 +54,7 @@ async def test_a_prompt_goes_straight_to_main_or_over_the_relay_and_the_tokens_a
 
 
 async def test_many_at_once_over_the_relay(stack: Stack, tiny: Path, expected: dict[str, list[int]]) -> None:
-    async with stack.driver(*HANDED_OFF) as driver:
-        asked = [name for name in NAMES for _ in range(3)]
-        prompts = {name: await prompt(tiny, name) for name in NAMES}
-        answers = await asyncio.gather(*(stack.ask(driver, prompts[name], LENGTH, GREEDY) for name in asked))
-    for name, (tokens, _) in zip(asked, answers, strict=True):
-        assert [token.id for token in tokens] == expected[name]
-    await stack.idle(60)
+    await many_at_once(stack, tiny, expected)
 
 
 async def test_the_api_streams_what_the_engine_makes(stack: Stack, expected: dict[str, list[int]]) -> None:

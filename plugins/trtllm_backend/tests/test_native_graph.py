@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pdd_trtllm.testing.transceiver import LINE
 from pdd_runtime.ids import new_id
 from pdd_runtime.pipeline import Finish, SessionRequest
 from plugins.trtllm_backend.tests.answers import GREEDY, LENGTH, NAMES, RELAY, alone, answers, prompt
-from plugins.trtllm_backend.tests.stacks import DIRECT, HANDED_OFF, servers, stacked, streamed
+from plugins.trtllm_backend.tests.stacks import DIRECT, HANDED_OFF, many_at_once, servers, stacked, streamed
 from tests.integration.stack import Stack
 from tests.waiting import until
 
@@ -56,13 +55,7 @@ async def test_the_engines_move_the_kv_and_the_tokens_are_those_of_one(
 
 
 async def test_many_at_once_over_the_relay(stack: Stack, tiny: Path, expected: dict[str, list[int]]) -> None:
-    async with stack.driver(*HANDED_OFF) as driver:
-        asked = [name for name in NAMES for _ in range(3)]
-        prompts = {name: await prompt(tiny, name) for name in NAMES}
-        answers = await asyncio.gather(*(stack.ask(driver, prompts[name], LENGTH, GREEDY) for name in asked))
-    for name, (tokens, _) in zip(asked, answers, strict=True):
-        assert [token.id for token in tokens] == expected[name]
-    await stack.idle(60)
+    await many_at_once(stack, tiny, expected)
 
 
 async def test_a_client_that_goes_ends_its_request_everywhere(stack: Stack) -> None:

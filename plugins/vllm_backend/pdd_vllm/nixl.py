@@ -14,7 +14,6 @@ import msgspec
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import EngineError, PddError
-from pdd_runtime.kv import chain
 from pdd_runtime.plugins.engine import EngineHost, Offer, OfferRequest, Received, ReceiveRequest, Sampling
 from pdd_runtime.server.cached_pages import CachedPages
 from pdd_runtime.server.geometry import Model
@@ -86,7 +85,7 @@ class NixlPlane(NativePlane):
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._kept.add(kept)
         try:
-            yield Offer(msgspec.to_builtins(_Terms(params, self._of(request), self._time, ends)))
+            yield Offer(msgspec.to_builtins(_Terms(params, self.digest(request), self._time, ends)))
             async with asyncio.timeout(max(0.0, min(request.timeout, self._time) - (now() - began))):
                 await kept
         except TimeoutError:
@@ -109,7 +108,7 @@ class NixlPlane(NativePlane):
         where = f"request {request.id}"
         terms = _Terms.read(request.offer, where)
         began, left = now(), terms.ends - time.time()
-        if terms.of != self._of(request):
+        if terms.of != self.digest(request):
             # To vLLM blocks are numbers: it would take these for whatever it is asked about.
             raise EngineError("the offer is of other tokens, or of another model", where=where)
         here = min(self.cached(self.root(request.salt), request.tokens), self._most(len(request.tokens)))
@@ -152,9 +151,6 @@ class NixlPlane(NativePlane):
         """Seconds that a reader has."""
         return self.config.lease / 2
 
-    def _of(self, request: OfferRequest | ReceiveRequest) -> str:
-        return chain(self.root(request.salt), request.tokens, self.model.layout.block_size)[-1].name.hex()
-
     def _most(self, tokens: int) -> int:
         """Of a prompt vLLM finds so many tokens in its cache at most: whole blocks, and not the last token."""
         size = self.model.layout.block_size
@@ -188,7 +184,7 @@ class _Terms(msgspec.Struct, frozen=True):
     vllm: dict[str, Any]
     """vLLM's own parameters."""
     of: str
-    """What the KV is of: the name of the last block, which stands for all before it."""
+    """What the KV is of (`digest`)."""
     seconds: float
     """That a reader has."""
     ends: float

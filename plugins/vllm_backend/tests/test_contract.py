@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from functools import cache
 from typing import Any
 
 import pytest
-from pdd_vllm import testing
 from pdd_vllm.engine import TRIED
+
+from plugins.vllm_backend.tests.package import told
 
 READER = """
 import dataclasses, inspect, json
@@ -60,12 +59,7 @@ print(json.dumps({
 
 @cache
 def installed() -> dict[str, Any]:
-    done = subprocess.run(
-        [str(testing.interpreter()), "-c", READER], capture_output=True, text=True, timeout=900, env={"PATH": "/bin"}
-    )
-    assert done.returncode == 0, done.stderr
-    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return facts
+    return told(READER)
 
 
 pytestmark = pytest.mark.timeout(1000)

@@ -3,14 +3,13 @@ installed."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 from functools import cache
 from typing import Any
 
 import pytest
-from pdd_vllm import testing
 from pdd_vllm.nixl import LATE
+
+from plugins.vllm_backend.tests.package import told
 
 READER = """
 import inspect, json
@@ -51,12 +50,7 @@ print(json.dumps({
 
 @cache
 def installed() -> dict[str, Any]:
-    done = subprocess.run(
-        [str(testing.interpreter()), "-c", READER], capture_output=True, text=True, timeout=900, env={"PATH": "/bin"}
-    )
-    assert done.returncode == 0, done.stderr
-    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return facts
+    return told(READER)
 
 
 pytestmark = pytest.mark.timeout(1000)
