@@ -38,7 +38,8 @@ class TransportFaults(TransportFixtures):
             assert sink.whole, f"cut after {after} bytes: each block comes once"
             assert (report.blocks, report.gone) == (BLOCKS, 0)
             assert report.resumed <= 1
-            if self.in_band and after >= BLOCK:
+            # Behind the last block it may have been whole: what surrounds blocks varies by some bytes, as under TLS.
+            if self.in_band and BLOCK <= after < BLOCKS * BLOCK:
                 assert report.resumed == 1, f"cut after {after} bytes"
                 # They are not blocks alone: the last one that fits may not have been whole.
                 had = after // BLOCK - 1

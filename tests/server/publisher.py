@@ -25,6 +25,7 @@ class Publisher:
         self._number = 0
         self.replays: list[int] = []
         """The first number that each replay asked for."""
+        self._replayed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._context = zmq.asyncio.Context()
@@ -45,6 +46,10 @@ class Publisher:
     async def subscribed(self) -> None:
         """Return when somebody is."""
         await self._pub.recv()
+
+    async def replayed(self) -> None:
+        """Return when somebody has been answered all that there was."""
+        await self._replayed.wait()
 
     async def publish(self, *events: Any, lost: bool = False, kept: bool = True) -> None:
         """`lost`: subscribers do not get it; `kept`: it can be replayed."""
@@ -68,3 +73,4 @@ class Publisher:
                 if number >= self.replays[-1]:
                     await self._router.send_multipart([who, b"", b"", number.to_bytes(8, "big"), payload])
             await self._router.send_multipart([who, b"", b"", END, b""])
+            self._replayed.set()

@@ -84,6 +84,8 @@ async def heard(publisher: Publisher, names: CachedNames) -> AsyncGenerator[Publ
     async with reading(publisher, names):
         async with asyncio.timeout(PATIENCE):
             await publisher.subscribed()
+            # A reader begins with a replay, and would find there what is to be lost.
+            await publisher.replayed()
         yield publisher
 
 
