@@ -83,6 +83,14 @@ class CapacityError(PddError):
     code = "capacity"
 
 
+class Overloaded(PddError):
+    """More is asked for than can be served; refused before anything was begun."""
+
+    code = "overloaded"
+    retry_after: float = 1.0
+    """Seconds after which trying again makes sense."""
+
+
 class RpcError(PddError):
     """The message plane failed: protocol, frame limit, unknown method."""
 

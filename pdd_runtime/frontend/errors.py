@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from pdd_runtime.errors import (
     ConnectionLost,
     DeadlineExceeded,
     NoRoute,
+    Overloaded,
     PddError,
     RequestError,
     TransferError,
@@ -70,6 +72,7 @@ _STATUS: Sequence[tuple[type[PddError], int]] = (
     (NoRoute, 503),
     (Cancelled, 503),
     (CapacityError, 429),
+    (Overloaded, 429),
     (DeadlineExceeded, 504),
     (WorkerLost, 502),
     (ConnectionLost, 502),
@@ -84,7 +87,8 @@ def answer_for(error: BaseException) -> Answered:
         return _answered(500, "the server failed on this request; its log says why", None, "internal_error")
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     param = error.where or None if isinstance(error, RequestError) else None
-    return _answered(status, sentence(error), param, error.code)
+    wait = {"Retry-After": str(math.ceil(error.retry_after))} if isinstance(error, Overloaded) else None
+    return _answered(status, sentence(error), param, error.code, wait)
 
 
 def answer_for_status(status: int, headers: Mapping[str, str] | None = None) -> Answered:
@@ -133,5 +137,5 @@ def _answered(
         kind = "rate_limit_error"
     extra = dict(headers or {})
     if status in (429, 503):
-        extra["Retry-After"] = str(RETRY_AFTER)
+        extra.setdefault("Retry-After", str(RETRY_AFTER))
     return Answered(status, {"message": message, "type": kind, "param": param, "code": code}, extra)
