@@ -7,6 +7,8 @@ from pdd_runtime.rpc.greeting import PROTOCOL, Greeting
 from pdd_runtime.rpc.line import Line
 from pdd_runtime.rpc.sealing import RECORD_BYTES, Sealing
 from pdd_runtime.rpc.server import LineTo, RpcServer, no_line
+from pdd_runtime.rpc.sparse import SparseLog
+from pdd_runtime.rpc.strangers import Strangers, within_files
 from pdd_runtime.rpc.stream import RpcStream
 from pdd_runtime.rpc.tls import Tls, identity, said
 
@@ -22,9 +24,12 @@ __all__ = [
     "RpcServer",
     "RpcStream",
     "Sealing",
+    "SparseLog",
+    "Strangers",
     "Tls",
     "connect",
     "identity",
     "no_line",
     "said",
+    "within_files",
 ]

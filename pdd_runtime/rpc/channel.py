@@ -126,7 +126,8 @@ class Channel(asyncio.Protocol):
                     return
         except RpcError as error:
             error = RpcError(error.what, where=error.where or self.where, why=error.why, fix=error.fix)
-            log.warning("connection closed: %s", error)
+            if self._hello.done():  # Else who waits for it is told.
+                log.warning("connection closed: %s", error)
             self.say_goodbye(error)
 
     def pause_writing(self) -> None:

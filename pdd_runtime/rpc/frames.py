@@ -21,6 +21,8 @@ WINDOW = 64
 CREDIT_BYTES = 16 * 2**10
 """An item costs one credit, and one more per so many bytes: a window is at most 64 items and about 1 MiB."""
 HEADER = 4
+MOST_PARTS = 1024
+"""Pieces of one frame: a peer that sends byte by byte would have each take fifty."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -164,6 +166,8 @@ class FrameDecoder:
         self._parts.append(data)
         self._have += len(data)
         if self._have < self._need:
+            if len(self._parts) > MOST_PARTS:
+                self._parts = [b"".join(self._parts)]
             return
         if len(self._parts) > 1:
             data = b"".join(self._parts)

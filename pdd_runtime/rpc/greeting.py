@@ -10,6 +10,8 @@ from pdd_runtime.errors import RpcError
 
 PROTOCOL = 1
 """Changes whenever two versions of the message plane would misread each other."""
+LONGEST = 256
+"""Characters of what a greeting says of its sender: it is logged."""
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,11 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
 def refusal(mine: Greeting, theirs: Greeting, certified: str = "") -> RpcError | None:
     """Why the two may not talk, both values named, or None. Never says what a secret is. `certified`: the cluster of
     their certificate, where they have shown one."""
+    longest = max(map(len, (theirs.graph, theirs.cluster, theirs.name, theirs.epoch, theirs.fingerprint)))
+    if longest > LONGEST:
+        return RpcError(
+            f"they greet with a name of {longest} characters; the limit is {LONGEST}", where=f"greeting to {mine.name!r}"
+        )
     where = f"greeting of {theirs.name!r} to {mine.name!r}"
     if theirs.protocol != mine.protocol:
         return RpcError(

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
-from pdd_runtime.errors import PddError, RpcError
+from pdd_runtime.errors import CapacityError, ConnectionLost, PddError, RpcError
 from pdd_runtime.rpc.caller import Caller
 from pdd_runtime.rpc.channel import Channel, Heartbeat
 from pdd_runtime.rpc.context import RpcContext
@@ -16,6 +16,8 @@ from pdd_runtime.rpc.frames import Hello, payload_decoder
 from pdd_runtime.rpc.greeting import Greeting, refusal
 from pdd_runtime.rpc.line import Line
 from pdd_runtime.rpc.secured import Secured
+from pdd_runtime.rpc.sparse import SparseLog
+from pdd_runtime.rpc.strangers import Strangers, within_files
 from pdd_runtime.rpc.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,9 @@ LineTo = Callable[[str], Line | None]
 GREETING_TIMEOUT = 5.0
 MAX_CALLS = 4096
 """In flight on one connection."""
+MAX_CONNECTIONS = 4096
+MAX_STRANGERS = 512
+"""Connections that have not greeted yet. Both are less where the process may have few files open."""
 
 
 def no_line(cluster: str) -> Line | None:
@@ -43,6 +48,8 @@ class RpcServer:
         *,
         tls: Tls | None = None,
         max_calls: int = MAX_CALLS,
+        max_connections: int = MAX_CONNECTIONS,
+        max_strangers: int = MAX_STRANGERS,
         greeting_timeout: float = GREETING_TIMEOUT,
         heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
     ) -> None:
@@ -57,6 +64,9 @@ class RpcServer:
         self._channels: dict[Channel, asyncio.Task[None]] = {}
         self._shaking: set[Secured] = set()
         self._callers: set[Caller] = set()
+        self._max_connections = within_files(max_connections, 2)
+        self._strangers: Strangers[Secured | Channel] = Strangers(within_files(max_strangers, 8))
+        self._refusals = SparseLog(log)
 
     def unary(self, method: str, params: type[P], handler: Callable[[P, RpcContext], Awaitable[object]]) -> None:
         """Serve `method`: one request, one answer. What the handler raises reaches the client: a `PddError` as
@@ -105,18 +115,36 @@ class RpcServer:
             return self._begin("")
         secured = Secured(self._tls, self._let_in, server=True, timeout=self._greeting_timeout, refused=self._refuse)
         self._shaking.add(secured)
+        self._come(secured)
         return secured
 
     def _let_in(self, secured: Secured) -> Channel:
         self._shaking.discard(secured)
+        self._strangers.know(secured)
         return self._begin(secured.cluster)
 
     def _refuse(self, secured: Secured, error: PddError) -> None:
         self._shaking.discard(secured)
-        log.warning("connection refused: %s", error)
+        if self._strangers.know(secured):
+            self._refusals.warning("connection refused: %s", error)
+
+    def _come(self, stranger: Secured | Channel) -> None:
+        oldest = self._strangers.come(stranger)
+        if oldest is not None:
+            # Later: the event loop may not have told it yet that it is connected.
+            asyncio.get_running_loop().call_soon(self._give_way, oldest)
+
+    def _give_way(self, oldest: Secured | Channel) -> None:
+        self._refusals.warning(
+            "connection from %s refused: it has not greeted, and %d others have come",
+            oldest.where,
+            self._strangers.most,
+        )
+        oldest.abort()
 
     def _begin(self, certified: str) -> Channel:
         channel = Channel(self._heartbeat)
+        self._come(channel)
         task = asyncio.get_running_loop().create_task(self._serve(channel, certified), name="rpc connection")
         self._channels[channel] = task
         task.add_done_callback(lambda _: self._channels.pop(channel))
@@ -128,9 +156,11 @@ class RpcServer:
             async with asyncio.timeout(self._greeting_timeout):
                 theirs = await channel.greeting()
         except TimeoutError:
-            channel.say_goodbye(RpcError(f"no greeting came in {self._greeting_timeout:g} s", where=channel.where))
-        except PddError as error:
+            self._turn_away(channel, RpcError(f"no greeting came in {self._greeting_timeout:g} s", where=channel.where))
+        except ConnectionLost as error:
             log.debug("no greeting: %s", error)
+        except PddError as error:
+            self._refusals.warning("connection refused: %s", error)
         else:
             try:
                 await self._serve_greeted(channel, theirs, certified)
@@ -138,16 +168,27 @@ class RpcServer:
                 log.exception("serving %s failed", channel.where)
                 channel.abort()
         await channel.wait_gone()
+        self._strangers.know(channel)
+
+    def _turn_away(self, channel: Channel, error: PddError) -> None:
+        self._refusals.warning("connection from %s refused: %s", channel.where, error)
+        channel.say_goodbye(error)
 
     async def _serve_greeted(self, channel: Channel, theirs: Greeting, certified: str) -> None:
         line = self._line_to(theirs.cluster)
-        refused = refusal(self.greeting, theirs, certified)
-        if refused is not None:
-            log.warning("connection from %s refused: %s", channel.where, refused)
-            channel.outbox.line = line
-            channel.say_goodbye(refused)
-            return
+        refused: PddError | None = refusal(self.greeting, theirs, certified)
         peer = theirs.without_secret()
+        if refused is None and len(self._callers) >= self._max_connections:
+            refused = CapacityError(
+                f"{self.greeting.name or 'the server'} has {self._max_connections} connections",
+                where=f"greeting of {peer.name}",
+                fix="allow its process more open files (ulimit -n)",
+            )
+        if refused is not None:
+            channel.outbox.line = line
+            self._turn_away(channel, refused)
+            return
+        self._strangers.know(channel)
         channel.where = f"{peer.name} at {channel.where}"
         caller = Caller(channel, peer, self._methods, self._max_calls)
         self._callers.add(caller)
@@ -155,6 +196,8 @@ class RpcServer:
             channel.open(caller, line)
             channel.send(Hello(self.greeting))
             await caller.run()
+            if channel.error is not None and channel.error.why:
+                log.info("connection of %s ended: %s", peer.name, channel.error)
         finally:
             self._callers.discard(caller)
 
