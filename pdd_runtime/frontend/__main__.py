@@ -27,14 +27,14 @@ from pdd_runtime.frontend.server import create_server, listen, url
 from pdd_runtime.frontend.service import Service
 from pdd_runtime.frontend.siblings import Siblings
 from pdd_runtime.graph import Graph
-from pdd_runtime.observe import Timelines
+from pdd_runtime.observe import Timelines, serve_vitals
 from pdd_runtime.pipeline import Driver
 from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.certificate import tls_of
 from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.routing import WorkerKey
-from pdd_runtime.rpc import Greeting
+from pdd_runtime.rpc import Greeting, RpcServer
 from pdd_runtime.worker.lifetime import Lifetime, race
 
 log = logging.getLogger("pdd_runtime.frontend")
@@ -42,6 +42,8 @@ log = logging.getLogger("pdd_runtime.frontend")
 PATIENCE = 8.0
 """Seconds that running answers have to end after SIGTERM; with what follows the process is gone within 10."""
 CANNOT_START = 3
+_HOST = "127.0.0.1"
+"""Where its message plane listens: who asks there is on the same host."""
 _LOOK_EVERY = 0.05
 _YOUNG = 20_000
 """New objects after which the collector looks for cycles. Answers in flight have many objects and few cycles: with
@@ -72,16 +74,30 @@ async def _run(graph: Graph, registry: str, key: WorkerKey, secret: str, sock: s
     greeting = Greeting(graph=graph.name, secret=secret, cluster=cluster, name=str(key), epoch=key.epoch)
     timelines = Timelines()
     try:
-        driver = Driver(graph, plugins, discovery, greeting, Lines(graph, cluster), timelines, tls)
-        member = Member(key=key, role="frontend", cluster=cluster, state="ready", pid=os.getpid(), endpoint=url(sock))
+        lines, plane = Lines(graph, cluster), RpcServer(greeting, tls=tls)
+        lines.serve(plane)
+        serve_vitals(plane)
+        driver = Driver(graph, plugins, discovery, greeting, lines, timelines, tls)
         try:
+            member = Member(
+                key=key,
+                role="frontend",
+                cluster=cluster,
+                state="ready",
+                pid=os.getpid(),
+                endpoint=url(sock),
+                plane=await plane.start(_HOST),
+            )
             await driver.start()
             service = Service(driver, timelines)
             if graph.spec.frontend.replicas == 1:
                 await _serve(service, Siblings(service), discovery, member, sock, lifetime)
             else:
-                await _serve_among(Siblings(service, key, tls), service, discovery, greeting, member, sock, lifetime)
+                siblings = Siblings(service, key, tls)
+                await siblings.start(discovery, greeting, plane)
+                await _serve_among(siblings, service, discovery, member, sock, lifetime)
         finally:
+            await plane.close()
             await driver.close()
     finally:
         await discovery.close()
@@ -91,7 +107,6 @@ async def _serve_among(
     siblings: Siblings,
     service: Service,
     discovery: Discovery,
-    greeting: Greeting,
     member: Member,
     sock: socket.socket,
     lifetime: Lifetime,
@@ -99,12 +114,10 @@ async def _serve_among(
     """Serve beside others. One that comes to a port on which others answer takes its share of the connections only
     when it can answer, too; until then, as in a graph that is just starting, it is listed as starting."""
     try:
-        plane = await siblings.start(discovery, greeting)
-        starting = msgspec.structs.replace(member, plane=plane, state="starting")
-        ready = msgspec.structs.replace(starting, state="ready")
+        starting = msgspec.structs.replace(member, state="starting")
         if await race(discovery.register(starting), lifetime.over()) == 0 and await siblings.serving():
             await race(_until_ready(service), lifetime.over())
-        await _serve(service, siblings, discovery, ready, sock, lifetime)
+        await _serve(service, siblings, discovery, member, sock, lifetime, late=True)
     finally:
         await siblings.close()
 
@@ -121,12 +134,15 @@ async def _serve(
     member: Member,
     sock: socket.socket,
     lifetime: Lifetime,
+    *,
+    late: bool = False,
 ) -> None:
+    """`late`: it is announced when it is ready, not before."""
     server = create_server(create_app(service, siblings))
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http server")
     warming = asyncio.create_task(service.warm(), name="tokenizer")
     try:
-        if member.plane:
+        if late:
             await race(_until_ready(service), lifetime.over())
         # The kernel takes connections since `listen`, so who finds the URL gets an answer.
         if await race(discovery.register(member), lifetime.over()) == 0:

@@ -22,8 +22,6 @@ T = TypeVar("T")
 
 PATIENCE = 2.0
 """Seconds for a sibling to answer."""
-_HOST = "127.0.0.1"
-"""Who shares a port is on the same host."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -41,26 +39,20 @@ class Siblings:
         self._service, self._key, self._tls = service, key, tls
         self._others: tuple[Member, ...] = ()
         self._seen = asyncio.Event()
-        self._server: RpcServer | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    async def start(self, discovery: Discovery, greeting: Greeting) -> str:
-        """Answer the others, and know who they are. Returns the endpoint."""
+    async def start(self, discovery: Discovery, greeting: Greeting, plane: RpcServer) -> None:
+        """Answer the others on `plane`, and know who they are."""
         self._greeting = greeting
-        self._server = RpcServer(greeting, tls=self._tls)
-        self._server.unary("frontend.timeline", RequestId, self._on_timeline)
-        self._server.unary("frontend.requests", Empty, self._on_requests)
-        self._server.unary("frontend.metrics", Empty, self._on_metrics)
-        endpoint = await self._server.start(_HOST)
+        plane.unary("frontend.timeline", RequestId, self._on_timeline)
+        plane.unary("frontend.requests", Empty, self._on_requests)
+        plane.unary("frontend.metrics", Empty, self._on_metrics)
         self._watching = asyncio.create_task(self._watch(discovery), name="siblings")
-        return endpoint
 
     async def close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
-        if self._server is not None:
-            await self._server.close()
 
     async def serving(self) -> bool:
         """Whether others answer on the port already."""

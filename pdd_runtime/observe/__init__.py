@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from pdd_runtime.observe.timeline import Timeline, Timelines
+from pdd_runtime.observe.vitals import Vitals, serve_vitals, vitals
 
-__all__ = ["Timeline", "Timelines"]
+__all__ = ["Timeline", "Timelines", "Vitals", "serve_vitals", "vitals"]

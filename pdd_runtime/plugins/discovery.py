@@ -25,7 +25,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     """`host:port` of its message plane; of the frontend, its URL."""
     plane: str = ""
-    """`host:port` of a frontend's message plane, on which the others that share its URL ask it."""
+    """`host:port` of a frontend's message plane, on which processes of its host ask it: the others that share its URL,
+    and those that look for leaks or make faults."""
     transports: dict[str, str] = {}
     """Transport plugin name to the endpoint that serves KV."""
     info: EngineInfo | None = None

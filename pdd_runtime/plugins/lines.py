@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+
 import xxhash
 
+from pdd_runtime.clock import now
+from pdd_runtime.errors import RequestError
 from pdd_runtime.graph.models import Graph
+from pdd_runtime.plugins.messages import LineCut
 from pdd_runtime.plugins.transport import LinkFacts
-from pdd_runtime.rpc import Line
+from pdd_runtime.rpc import Line, RpcContext, RpcServer
+
+log = logging.getLogger(__name__)
+
+LONGEST_CUT = 600.0
+"""Seconds. A cut ends by itself, also where whoever made it is gone."""
 
 
 class Lines:
@@ -38,3 +48,19 @@ class Lines:
     def link(self, cluster: str) -> LinkFacts | None:
         """What the graph says of the link to `cluster`; None: there is none, as inside a cluster."""
         return self._links.get(cluster)
+
+    def serve(self, server: RpcServer) -> None:
+        """Let those who have the graph's secret cut the lines that are emulated; where none is, there is no such
+        method."""
+        if any(self._lines.values()):
+            server.unary("line.cut", LineCut, self._on_cut)
+
+    async def _on_cut(self, cut: LineCut, context: RpcContext) -> None:
+        line = self.to(cut.cluster)
+        if line is None or not 0 < cut.seconds <= LONGEST_CUT:
+            raise RequestError(
+                f"the line to {cut.cluster} cannot be cut for {cut.seconds:g} s",
+                why="it is not emulated here" if line is None else f"a cut takes at most {LONGEST_CUT:g} s",
+            )
+        log.warning("the line to %s is cut for %g s: %s asks for it", cut.cluster, cut.seconds, context.peer.name)
+        line.cut(now() + cut.seconds)

@@ -14,6 +14,8 @@
 | `kv.fetch` | `FetchRequest` | stream of `FetchEvent`, open until the caller closes it |
 | `worker.watch` | `Empty` | stream of `WatchEvent` |
 | `worker.drain` | `Empty` | `None` |
+| `line.cut` | `LineCut` | `None`; only where a link that leads away is emulated |
+| `process.vitals` | `Empty` | `Vitals`, of `pdd_runtime.observe` |
 """
 
 from __future__ import annotations
@@ -108,3 +110,11 @@ class WatchEvent(msgspec.Struct, frozen=True, kw_only=True):
     load: Load
     links: tuple[LinkTelemetry, ...] = ()
     """The way to every cluster that its transports have sent to."""
+
+
+class LineCut(msgspec.Struct, frozen=True):
+    """Let nothing through on the emulated line to a cluster."""
+
+    cluster: str
+    seconds: float
+    """From now."""

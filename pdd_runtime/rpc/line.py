@@ -24,6 +24,7 @@ class Line:
         self._lock = threading.Lock()
         self._free_at = 0.0
         self._last_arrival = 0.0
+        self._cut_until = 0.0
 
     def reserve(self, nbytes: int, now: float) -> tuple[float, float]:
         """Enter `nbytes` at `now` (`pdd_runtime.clock.now`) and return `(leaves_at, arrives_at)` on that clock.
@@ -32,10 +33,20 @@ class Line:
         it is at the far end, never before anything that entered earlier.
         """
         with self._lock:
-            leaves_at = max(now, self._free_at) + nbytes * 8 / self.bandwidth
+            leaves_at = max(now, self._free_at, self._cut_until) + nbytes * 8 / self.bandwidth
             arrives_at = leaves_at + self.delay
             if self.jitter:
                 arrives_at += self._random.uniform(0.0, self.jitter)
             arrives_at = max(arrives_at, self._last_arrival)
             self._free_at, self._last_arrival = leaves_at, arrives_at
             return leaves_at, arrives_at
+
+    def cut(self, until: float) -> None:
+        """Take nothing in before `until`, on that clock: what is sent waits at this end, as on a real line it would be
+        sent again and again. What has entered still arrives."""
+        with self._lock:
+            self._cut_until = until
+
+    def comes(self, now: float) -> float:
+        """When a small message that the far end sends at `now` is here, where both directions are cut together."""
+        return max(now, self._cut_until) + self.delay

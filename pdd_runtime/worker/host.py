@@ -14,6 +14,7 @@ from pdd_runtime.discovery import open_discovery
 from pdd_runtime.errors import EngineError, GraphError, PddError
 from pdd_runtime.graph import Graph
 from pdd_runtime.kv import BlockStore, CachedNames, KvLayout
+from pdd_runtime.observe import serve_vitals
 from pdd_runtime.plugins import PluginManager, load_plugins
 from pdd_runtime.plugins.certificate import tls_of
 from pdd_runtime.plugins.discovery import Discovery, Member
@@ -53,6 +54,8 @@ class Worker:
         self.greeting = Greeting(graph=graph.name, secret=secret, cluster=self.cluster, name=str(key), epoch=key.epoch)
         self.tls = tls_of(graph, self.cluster)
         self._server = RpcServer(self.greeting, self._lines.to, tls=self.tls)
+        self._lines.serve(self._server)
+        serve_vitals(self._server)
         self._activity = Activity()
         self._failure: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         self._member: Member | None = None

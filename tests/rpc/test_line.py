@@ -66,3 +66,15 @@ def test_threads_that_share_a_line_share_its_rate() -> None:
 def test_a_line_that_cannot_be_is_refused(bandwidth: float, delay: float, jitter: float) -> None:
     with pytest.raises(ValueError, match="no such line"):
         Line(bandwidth, delay, jitter)
+
+
+def test_a_cut_line_takes_nothing_in_until_its_end_and_what_has_entered_arrives() -> None:
+    line = Line(bandwidth=8e6, delay=0.025)
+    before = line.reserve(100_000, now=0.0)
+    line.cut(until=10.0)
+    assert before[1] == pytest.approx(0.125)
+    assert line.reserve(100_000, now=0.0) == pytest.approx((10.1, 10.125))
+    assert line.reserve(100_000, now=0.0) == pytest.approx((10.2, 10.225))
+    assert line.reserve(100_000, now=11.0) == pytest.approx((11.1, 11.125))
+    assert line.comes(now=5.0) == pytest.approx(10.025)
+    assert line.comes(now=12.0) == pytest.approx(12.025)

@@ -48,7 +48,7 @@ class Entrance:
     def after_delay(self, handle: Callable[[], None]) -> None:
         """Call `handle` when a message that was sent now has crossed the line. In order; it must not block."""
         with self._link.lock:
-            self._inbound.append((now() + self._line.delay, handle))
+            self._inbound.append((self._line.comes(now()), handle))
             self.changed.notify()
 
     def close(self) -> None:
