@@ -37,6 +37,10 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """What its engine can do, by name: `Capabilities.names`."""
     token_bytes: int = 0
     """Bytes of one token's KV, as it lies there; 0: not known."""
+    token_time: float | None = None
+    """Seconds in which it computes one token of a prompt, as measured of late; None: not known."""
+    request_time: float | None = None
+    """Seconds by which each request that is there delays the next one, as measured of late; None: not known."""
 
 
 class EdgeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,8 @@ class LinkView(msgspec.Struct, frozen=True, kw_only=True):
     """Payload bytes/s of all senders together while they had something to send; None: nobody has sent yet."""
     queue: int = 0
     """Bytes that wait to be sent."""
+    stalled: float = 0.0
+    """Seconds for which nothing has got through although something waited; after that, counting down to 0."""
     sent: int = 0
     """Payload bytes sent since those senders started."""
     retransmits: int = 0
@@ -80,6 +86,9 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     needs: tuple[str, ...] = ()
     """The capabilities it needs, by name: `Sampling.needs`. A policy may leave them alone: where its route has a
     worker that lacks one, it is asked again with a view that has no such workers."""
+    seed: int = 0
+    """Differs from request to request: what a policy goes by among workers that are as good as each other, so that
+    several frontends, who all see the same view, do not all choose the same one."""
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
