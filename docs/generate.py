@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, WithJsonSchema
 from pydantic_core import PydanticUndefined
 from typer.models import ArgumentInfo
 
@@ -68,8 +68,8 @@ def _default(field: Any) -> str:
         return f"`{{plugin: {value.plugin}}}`"
     if value in (None, (), {}) or isinstance(value, BaseModel):
         return "–"
-    if isinstance(value, float) and value == 0.0:
-        return f"`{write_duration(0.0)}`"
+    if isinstance(value, float) and (value == 0.0 or any(isinstance(each, WithJsonSchema) for each in field.metadata)):
+        return f"`{write_duration(value)}`"
     return f"`{json.dumps(value) if isinstance(value, bool) else value}`"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from pdd_runtime.errors import GraphError
 from pdd_runtime.graph.document import Document, Route
-from pdd_runtime.graph.exposure import check_exposure
+from pdd_runtime.graph.exposure import check_doors, check_exposure
 from pdd_runtime.graph.faults import nearest
 from pdd_runtime.graph.links import link_between
 from pdd_runtime.graph.models import Edge, Graph
@@ -55,6 +55,10 @@ def _names(scene: Scene) -> Iterator[GraphError]:
         yield from unknown("pool", edge.target, dict(spec.pools), ("spec", "edges", index, "to"))
         if edge.link is not None:
             yield from unknown("link", edge.link, dict(spec.links), ("spec", "edges", index, "link"))
+    for name in spec.admission.pools:
+        yield from unknown("pool", name, dict(spec.pools), ("spec", "admission", "pools", name))
+    for name in spec.admission.links:
+        yield from unknown("link", name, dict(spec.links), ("spec", "admission", "links", name))
     if spec.frontend.cluster is not None:
         yield from unknown("cluster", spec.frontend.cluster, dict(spec.clusters), ("spec", "frontend", "cluster"))
 
@@ -233,4 +237,5 @@ _CHECKS: tuple[Callable[[Scene], Iterator[GraphError]], ...] = (
     check_routes,
     _frontend,
     check_exposure,
+    check_doors,
 )

@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pdd_runtime.graph.units import Bandwidth, Duration
+from pdd_runtime.graph.units import Bandwidth, Duration, Size
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """Of graphs, clusters, links and pools: it becomes part of file names, labels and addresses."""
 Role = Literal["prefill", "relay", "main", "aggregated"]
+ENVIRONMENT = "env:"
+"""Before the name of a variable that holds what a file would."""
 
 
 class _Form(BaseModel):
@@ -146,6 +148,59 @@ class Slo(_Form):
     """Time to the first token, 90th percentile."""
     tpot_p90: Duration | None = None
     """Time per output token after it, 90th percentile."""
+    hit_rate_gap: float | None = Field(default=0.2, gt=0, le=1)
+    """How far main's share of cached prompt tokens may fall behind prefill's before an alarm; none: no alarm."""
+
+
+class PoolAdmission(_Form):
+    """What each worker of a pool takes at once."""
+
+    requests: int | None = Field(default=None, ge=1)
+    """Requests; by default its engine's batch and a part of the next."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Tokens of their prompts and answers; by default what its KV blocks hold."""
+
+
+class LinkAdmission(_Form):
+    """What a link is given in advance."""
+
+    bytes: Annotated[Size, Field(ge=1)]
+    """KV that may wait for it in each direction, e.g. `200MB`."""
+
+
+class Admission(_Form):
+    """How many requests are let in at once; the others wait in each frontend, or are told to come back."""
+
+    queue: int = Field(default=1024, ge=0, le=100_000)
+    """Requests that may wait."""
+    max_wait: Annotated[Duration, Field(gt=0)] = 60.0
+    """Who would wait longer is refused at once."""
+    link_time: Annotated[Duration, Field(gt=0)] = 10.0
+    """KV that may wait for a link: what it carries in so much time."""
+    pools: dict[Name, PoolAdmission] = {}
+    """Limits of pools that differ from the default, by name."""
+    links: dict[Name, LinkAdmission] = {}
+    """Limits of links that differ from `link_time`, by name."""
+    shares: dict[str, Annotated[float, Field(gt=0, le=1000)]] = {}
+    """Weights of tenants when they compete, by name of their API key; 1 where not given."""
+
+
+class Admin(_Form):
+    """Where operators ask: timelines, workers, metrics, cancellation."""
+
+    host: str = "127.0.0.1"
+    """The address it listens on."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """The port it listens on; 0: any free one, which `ps` shows."""
+
+
+class FrontendTls(_Form):
+    """What clients of the HTTP API are shown."""
+
+    cert: str = Field(min_length=1)
+    """The certificate, and any between it and its CA's."""
+    key: str = Field(min_length=1)
+    """Its private key, without a password."""
 
 
 class Frontend(_Form):
@@ -159,6 +214,22 @@ class Frontend(_Form):
     """Where it stands; by default with the first prefill pool, else with the first pool."""
     replicas: int = Field(default=1, ge=1, le=64)
     """Processes that share the port; each has its own core to use."""
+    keys: str | None = Field(default=None, min_length=1)
+    """The file of API keys, as `pdd-runtime keys` writes it, or `env:NAME`, a variable that holds what would be in it;
+    none: whoever reaches the port may ask."""
+    share: bool = False
+    """Requests of different API keys share cached KV."""
+    insecure: bool = False
+    """Let it listen beyond this host without keys: for a network where whoever reaches it may ask."""
+    admin: Admin | None = None
+    """Its own port for what operators ask; none: the API's port, or, where that is beyond this host, a free port of
+    127.0.0.1."""
+    tls: FrontendTls | None = None
+    """HTTPS; none: plain HTTP."""
+    deadline: Duration | None = Field(default=None, gt=0)
+    """A request that has no whole answer by then is cancelled; a request may ask for less."""
+    connections: int = Field(default=4096, ge=1)
+    """Clients connected to a process at once; above it the one that has been idle longest gives way."""
 
 
 class Spec(_Form):
@@ -180,6 +251,8 @@ class Spec(_Form):
     """The handoff strategy: when decoding passes from relay to main."""
     slo: Slo = Slo()
     """What users are promised."""
+    admission: Admission = Admission()
+    """How many requests are let in at once."""
     frontend: Frontend = Frontend()
     """Where users find it."""
     discovery: PluginRef = PluginRef(plugin="local")
@@ -214,12 +287,20 @@ class Graph(_Form):
 
     def beside(self, directory: Path) -> Graph:
         """With paths that are relative to `directory`, where its file is, made absolute."""
-        tls = self.spec.security.tls
-        if tls is None:
-            return self
-        paths = {name: str(directory.absolute() / Path(path).expanduser()) for name, path in tls}
-        security = self.spec.security.model_copy(update={"tls": tls.model_copy(update=paths)})
-        return self.model_copy(update={"spec": self.spec.model_copy(update={"security": security})})
+
+        def whole(path: str) -> str:
+            return str(directory.absolute() / Path(path).expanduser())
+
+        spec, frontend = self.spec, self.spec.frontend
+        if spec.security.tls is not None:
+            tls = spec.security.tls.model_copy(update={name: whole(path) for name, path in spec.security.tls})
+            spec = spec.model_copy(update={"security": spec.security.model_copy(update={"tls": tls})})
+        if frontend.tls is not None:
+            shown = frontend.tls.model_copy(update={name: whole(path) for name, path in frontend.tls})
+            frontend = frontend.model_copy(update={"tls": shown})
+        if frontend.keys is not None and not frontend.keys.startswith(ENVIRONMENT):
+            frontend = frontend.model_copy(update={"keys": whole(frontend.keys)})
+        return self.model_copy(update={"spec": spec.model_copy(update={"frontend": frontend})})
 
     def model_of(self, pool: str) -> Model:
         """The model that `pool` serves."""
