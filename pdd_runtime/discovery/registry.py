@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ import msgspec
 from pdd_runtime.clock import now
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.routing import WorkerKey
-from pdd_runtime.rpc import RpcContext, RpcServer
+from pdd_runtime.rpc import RpcContext, RpcServer, SparseLog
+
+log = logging.getLogger(__name__)
 
 TTL = 5.0
 """Seconds. Only a wedged process is noticed by it: of a dead one the launcher says so at once."""
@@ -74,6 +77,7 @@ class RegistryServer:
         self._leases: dict[Slot, _Lease] = {}
         self._newest: dict[Slot, float] = {}
         self._change = asyncio.Event()
+        self._refusals = SparseLog(log)
         self._settled = False
         self._settling = self._loop.call_later(ttl, self._settle)
         self._expiry: asyncio.TimerHandle | None = None
@@ -108,6 +112,9 @@ class RegistryServer:
     async def _on_register(self, registration: Registration, context: RpcContext) -> Receipt:
         member, slot = registration.member, _slot(registration.member.key)
         if registration.born < self._newest.get(slot, registration.born):
+            self._refusals.warning(
+                "%s of epoch %s is refused: a newer process has its place", member.key, member.key.epoch
+            )
             return Receipt(accepted=False)
         self._newest[slot] = registration.born
         before = self._leases.get(slot)

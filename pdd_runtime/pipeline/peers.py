@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
-from pdd_runtime.errors import NoRoute, PddError
+from pdd_runtime.errors import ConnectionLost, NoRoute, PddError
 from pdd_runtime.kv import seed
 from pdd_runtime.kv.names import child
 from pdd_runtime.pipeline.deadlines import CONNECT
@@ -40,6 +41,12 @@ class Peer:
         """What it has seen of the ways to other clusters."""
         self.sessions = 0
         """Sessions of this driver that need it. They count at once; the worker's own load comes a moment later."""
+        self.giving = 0
+        """Times that it brings KV to another worker, or will have to: it is needed for that beside its sessions."""
+        self.less = Pulse()
+        """A session needs it no more."""
+        self.draining = False
+        """It has said that it takes no new sessions."""
 
     def __str__(self) -> str:
         return str(self.key)
@@ -48,6 +55,22 @@ class Peer:
         self.names.difference_update(event.removed)
         self.names.update(event.added)
         self.load, self.links = event.load, event.links
+        self.draining = self.draining or event.draining
+
+    @property
+    def needed(self) -> bool:
+        """A session of this driver may still ask something of it."""
+        return self.sessions > 0 or self.giving > 0
+
+    @contextmanager
+    def gives(self) -> Iterator[None]:
+        """It brings KV to another worker."""
+        self.giving += 1
+        try:
+            yield
+        finally:
+            self.giving -= 1
+            self.less.fire()
 
     @property
     def busy(self) -> float:
@@ -100,6 +123,8 @@ class Peers:
         self._members: dict[WorkerKey, Member] = {}
         self._peers: dict[WorkerKey, Peer] = {}
         self._keepers: dict[WorkerKey, asyncio.Task[None]] = {}
+        self._left: set[WorkerKey] = set()
+        """Those that drain, and of which nothing more is needed."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -119,7 +144,10 @@ class Peers:
         return [
             peer
             for key, peer in self._peers.items()
-            if not peer.connection.closed and (member := self._members.get(key)) and member.state == "ready"
+            if not peer.connection.closed
+            and not peer.draining
+            and (member := self._members.get(key))
+            and member.state == "ready"
         ]
 
     def get(self, key: WorkerKey) -> Peer:
@@ -144,11 +172,12 @@ class Peers:
             async for members in self._discovery.watch():
                 self._members = {member.key: member for member in members if member.role != "frontend"}
                 for key, member in self._members.items():
-                    if member.state != "starting" and key not in self._keepers:
+                    if member.state == "ready" and key not in self._keepers and key not in self._left:
                         task = keepers.create_task(self._keep(key), name=f"peer {key}")
                         self._keepers[key] = task
                         task.add_done_callback(partial(self._unkept, key))
                 self.troubles = {key: why for key, why in self.troubles.items() if key in self._members}
+                self._left.intersection_update(self._members)
                 self.changed.fire()
 
     def _unkept(self, key: WorkerKey, _: asyncio.Task[None]) -> None:
@@ -157,11 +186,9 @@ class Peers:
     async def _keep(self, key: WorkerKey) -> None:
         """Stay connected as long as discovery knows the worker, or the connection holds."""
         pause = FIRST_RETRY
-        while (member := self._members.get(key)) is not None:
+        while (member := self._members.get(key)) is not None and key not in self._left:
             try:
-                connection = await connect(
-                    member.endpoint, self._greeting, tls=self._tls, line_to=self._lines.to, timeout=CONNECT
-                )
+                connection = await self._meet(member)
             except PddError as error:
                 if self.troubles.get(key) != error.what:
                     log.warning("worker %s cannot be reached: %s", key, " ".join(str(error).split()))
@@ -172,8 +199,22 @@ class Peers:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY)
 
+    async def _meet(self, member: Member) -> RpcConnection:
+        connection = await connect(
+            member.endpoint, self._greeting, tls=self._tls, line_to=self._lines.to, timeout=CONNECT
+        )
+        if connection.peer.epoch != member.key.epoch:
+            await connection.close()
+            raise ConnectionLost(
+                "a process of another epoch answers in its place",
+                where=member.endpoint,
+                why=f"it is {connection.peer.name} of epoch {connection.peer.epoch}, not of {member.key.epoch}",
+            )
+        return connection
+
     async def _follow(self, peer: Peer) -> None:
         """Keep the view of one worker right until its connection is lost."""
+        leaving: asyncio.Task[None] | None = None
         try:
             async with peer.connection.stream("worker.watch", Empty(), WatchEvent, timeout=None) as events:
                 async for event in events:
@@ -182,13 +223,29 @@ class Peers:
                         self._peers[peer.key] = peer
                         self.troubles.pop(peer.key, None)
                         self.changed.fire()
+                    if peer.draining and leaving is None:
+                        self.changed.fire()
+                        leaving = asyncio.create_task(self._leave(peer), name=f"leaving {peer}")
         except PddError as error:
-            log.info("worker %s is gone: %s", peer, error.what)
-            self.troubles[peer.key] = error.what
+            if peer.key not in self._left:
+                log.info("worker %s is gone: %s", peer, error.what)
+                self.troubles[peer.key] = error.what
         finally:
+            if leaving is not None:
+                leaving.cancel()
+                await asyncio.wait([leaving])
             self._peers.pop(peer.key, None)
             self.changed.fire()
             await peer.connection.close()
+
+
+    async def _leave(self, peer: Peer) -> None:
+        """It drains, and ends as soon as everybody has left: when no session needs it any more."""
+        while peer.needed:
+            await peer.less.next()
+        log.info("worker %s drains, and no session needs it any more", peer)
+        self._left.add(peer.key)
+        await peer.connection.close()
 
 
 def _say_why(task: asyncio.Task[None]) -> None:
