@@ -24,8 +24,10 @@ LINGER = 1.0
 class Heartbeat(msgspec.Struct, frozen=True):
     """A killed process is noticed at once, by its closed sockets; this notices a silent one."""
 
-    interval: float = 1.0
+    interval: float = 0.5
     """Seconds between signs of life."""
+    suspected_after: float = 1.5
+    """Seconds of silence after which others are better asked."""
     dead_after: float = 5.0
     """Seconds of silence. Long, because a worker whose cores are busy is not dead."""
 
@@ -50,6 +52,8 @@ class Channel(asyncio.Protocol):
         """Who is at the other end, for messages."""
         self.error: PddError | None = None
         """Why it cannot be used any more."""
+        self.silent = asyncio.Event()
+        """Nothing has come from the peer of late, or nothing comes any more."""
         self._heartbeat = heartbeat
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -112,7 +116,10 @@ class Channel(asyncio.Protocol):
             self.where = f"{host}:{port}"
 
     def data_received(self, data: bytes) -> None:
-        self._silent_beats = 0
+        if self._silent_beats:
+            self._silent_beats = 0
+            if self.error is None:
+                self.silent.clear()
         if self.error is not None:
             return
         try:
@@ -171,6 +178,7 @@ class Channel(asyncio.Protocol):
         if self.error is not None:
             return
         self.error = error
+        self.silent.set()
         if self._beat is not None:
             self._beat.cancel()
         if not self._hello.done():
@@ -182,7 +190,11 @@ class Channel(asyncio.Protocol):
     def _on_beat(self) -> None:
         # Beats are counted, not seconds: a stall of this process must not make its peers look dead.
         self._silent_beats += 1
-        if self._silent_beats * self._heartbeat.interval > self._heartbeat.dead_after:
+        silence = self._silent_beats * self._heartbeat.interval
+        if silence > self._heartbeat.suspected_after and not self.silent.is_set():
+            log.info("%s has been silent for %.3g s", self.where, self._heartbeat.suspected_after)
+            self.silent.set()
+        if silence > self._heartbeat.dead_after:
             self._lose(
                 ConnectionLost("the peer fell silent", where=self.where, why=f"{self._heartbeat.dead_after} s unheard")
             )

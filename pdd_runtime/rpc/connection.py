@@ -66,6 +66,15 @@ class RpcConnection:
         """Return when it can be used no more, whoever closed it."""
         await self._lost.wait()
 
+    @property
+    def suspected(self) -> bool:
+        """The peer has been silent for a while (`Heartbeat`), or it is closed. Heard again, it is suspected no more."""
+        return self._channel.silent.is_set()
+
+    async def wait_suspected(self) -> None:
+        """Return when it is suspected; at once where it is."""
+        await self._channel.silent.wait()
+
     async def close(self) -> None:
         """End it; calls in flight end with `ConnectionLost`. Idempotent."""
         self._channel.say_goodbye(None)

@@ -125,6 +125,23 @@ async def test_a_stopped_process_is_noticed_by_its_silence(greeting: Make) -> No
         os.kill(child.pid, signal.SIGCONT)
 
 
+async def test_a_silent_process_is_suspected_until_it_is_heard_again(greeting: Make) -> None:
+    async with process(SERVER) as child:
+        heartbeat = Heartbeat(interval=0.05, suspected_after=0.2, dead_after=3600)
+        connection = await connect(await line_of(child), greeting("frontend/0"), heartbeat=heartbeat)
+        assert not connection.suspected
+        os.kill(child.pid, signal.SIGSTOP)
+        await asyncio.wait_for(connection.wait_suspected(), PATIENCE)
+        assert connection.suspected
+        assert not connection.closed
+        os.kill(child.pid, signal.SIGCONT)
+        assert await connection.call("echo", 5, int, timeout=PATIENCE) == 5
+        assert not connection.suspected
+        child.kill()
+        await asyncio.wait_for(connection.wait_closed(), PATIENCE)
+        await asyncio.wait_for(connection.wait_suspected(), PATIENCE)
+
+
 async def test_an_idle_connection_stays_alive(server: RpcServer, greeting: Make) -> None:
     beat = Heartbeat(interval=0.02, dead_after=0.2)
     server = RpcServer(greeting(), heartbeat=beat)
