@@ -24,6 +24,8 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks: the name of an API key, empty where the graph has none. Shares are by tenant."""
     priority: int = 0
     """Lower ones are admitted earlier."""
+    single: bool = False
+    """Nothing will build on it: its KV need not be kept for a next turn."""
     beside: str = ""
     """The id of a request in flight with the same prompt. As long as that one runs and its workers are there, this one
     takes the same: what they have of the prompt, and what is on its way to them, is then there for both."""

@@ -9,19 +9,42 @@ from pydantic import BaseModel, Field
 from pdd_runtime.graph.units import Duration
 from pdd_runtime.pipeline.placement import Placement, place
 from pdd_runtime.plugins import hookimpl
-from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Route, RoutingPolicy
+from pdd_runtime.plugins.routing import ClusterView, Finishing, RequestFacts, Route, RoutingPolicy
 
 
 class NoConfig(BaseModel, extra="forbid"):
     """Nothing to set."""
 
 
-class HitThresholdConfig(BaseModel, extra="forbid"):
+class FinishOnRelay(BaseModel, extra="forbid", use_attribute_docstrings=True):
+    """Which requests end on the relay, and how many. Main never gets their KV: were they many, main's hit rate would
+    fall behind prefill's, and ever more requests would need a relay."""
+
+    max_tokens: int = Field(default=64, ge=1)
+    """Answers that may be longer go on to main."""
+    cached: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Prompts of which prefill has cached more than this share belong to a conversation, and go on to main, unless the
+    request says that nothing will build on it."""
+    requests: float = Field(default=0.05, ge=0.0, le=1.0)
+    """At most this share of requests."""
+    slots: float = Field(default=0.25, gt=0.0, le=1.0)
+    """At most this share of a relay's batch."""
+    hit_rate_gap: float = Field(default=0.05, ge=0.0, le=1.0)
+    """None while main's hit rate is more than this below prefill's."""
+
+
+class RelayingConfig(BaseModel, extra="forbid"):
+    finish_on_relay: FinishOnRelay | None = None
+    """Let requests that nothing will build on end on the relay, within its `max_tokens` (64 of the answer), `cached`
+    (0.1 of the prompt), `requests` (0.05 of all), `slots` (0.25 of a relay's batch) and `hit_rate_gap` (0.05)."""
+
+
+class HitThresholdConfig(RelayingConfig):
     threshold: float = Field(default=0.9, ge=0.0, le=1.0)
     """A prompt with at least this share of its tokens cached on main needs no relay: little crosses the link."""
 
 
-class PredictiveConfig(BaseModel, extra="forbid"):
+class PredictiveConfig(RelayingConfig):
     budget: Duration = 0.3
     """How long a user may wait for the KV's way to main before a relay is worth it, e.g. `300ms`."""
 
@@ -41,11 +64,32 @@ class PlacingPolicy(RoutingPolicy):
             return Route(kind="P-MD", reason=reason, **workers)
         if placement.relay is None:
             return Route(kind="P-MD", reason=f"no relay is there, though {reason}", **workers)
+        limits = self.config.finish_on_relay if isinstance(self.config, RelayingConfig) else None
+        if limits is not None and (why := singular(limits, facts, placement, view.finishing)):
+            return Route(kind="P-RLD", relay=placement.relay.key, reason=f"{why}, and {reason}", **workers)
         return Route(kind="P-RLD-MD", relay=placement.relay.key, reason=reason, **workers)
 
     @abstractmethod
     def relays(self, facts: RequestFacts, placement: Placement) -> tuple[bool, str]:
         """Is a relay wanted, and why (not)?"""
+
+
+def singular(limits: FinishOnRelay, facts: RequestFacts, placement: Placement, finishing: Finishing) -> str:
+    """Why the request is to end on the relay; empty: it goes on to main."""
+    assert placement.prefill is not None
+    assert placement.relay is not None
+    relay, most = placement.relay, max(1, int(limits.slots * placement.relay.batch_limit))
+    cached = placement.prefill.cached_tokens / max(1, facts.prompt_tokens)
+    if (
+        facts.max_tokens > limits.max_tokens
+        or not (facts.single or cached <= limits.cached)
+        or finishing.share >= limits.requests
+        or finishing.sessions.get(str(relay.key), 0) >= most
+        or finishing.hit_rate_gaps.get(placement.main.key.pool, 0.0) > limits.hit_rate_gap
+    ):
+        return ""
+    why = "nothing will build on it" if facts.single else f"{cached:.0%} of its prompt was seen before"
+    return f"at most {facts.max_tokens} tokens end on the relay: {why}"
 
 
 class HitThreshold(PlacingPolicy):
@@ -107,7 +151,7 @@ class AlwaysRelay(PlacingPolicy):
     """P-RLD-MD wherever a relay joins prefill and main."""
 
     name = "always-relay"
-    Config = NoConfig
+    Config = RelayingConfig
 
     def relays(self, facts: RequestFacts, placement: Placement) -> tuple[bool, str]:
         return True, "the policy is to relay always"

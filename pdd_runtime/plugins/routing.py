@@ -86,15 +86,29 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     needs: tuple[str, ...] = ()
     """The capabilities it needs, by name: `Sampling.needs`. A policy may leave them alone: where its route has a
     worker that lacks one, it is asked again with a view that has no such workers."""
+    single: bool = False
+    """Who asks says that nothing will build on it: its KV need not be kept for a next turn."""
     seed: int = 0
     """Differs from request to request: what a policy goes by among workers that are as good as each other, so that
     several frontends, who all see the same view, do not all choose the same one."""
+
+
+class Finishing(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounds requests that end on a relay: main never gets the KV of those."""
+
+    share: float = 0.0
+    """How many of the last requests did, of 1."""
+    sessions: dict[str, int] = {}
+    """Such sessions in flight, by relay (`pool/index`)."""
+    hit_rate_gaps: dict[str, float] = {}
+    """By main pool: by how much its share of cached prompt tokens has been below prefill's of late."""
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerView, ...]
     edges: tuple[EdgeView, ...]
     links: tuple[LinkView, ...] = ()
+    finishing: Finishing = Finishing()
 
     def link(self, name: str, source: str) -> LinkView | None:
         """The direction of link `name` that leads away from cluster `source`."""
@@ -102,9 +116,10 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request takes. `P-RLD-MD`: all three; `P-MD`: no relay; `A`: `main` alone, an aggregated worker."""
+    """What one request takes. `P-RLD-MD`: all three; `P-MD`: no relay; `A`: `main` alone, an aggregated worker;
+    `P-RLD`: the relay serves it to its end, and `main` is the one that would have taken over."""
 
-    kind: Literal["P-RLD-MD", "P-MD", "A"]
+    kind: Literal["P-RLD-MD", "P-MD", "A", "P-RLD"]
     main: WorkerKey
     prefill: WorkerKey | None = None
     relay: WorkerKey | None = None

@@ -60,7 +60,7 @@ def test_the_last_of_two_overrides_counts(pdd: str) -> None:
         (
             "spec.slo.ttft=1s",
             '--set spec.slo.ttft=1s: unknown key "ttft" in spec.slo\n'
-            '  why: the keys here are ttft_p90, tpot_p90\n  fix: did you mean "ttft_p90"?',
+            '  why: the keys here are ttft_p90, tpot_p90, hit_rate_gap\n  fix: did you mean "ttft_p90"?',
         ),
         (
             "spec.edges.5={}",
