@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdd_runtime.graph.exposure import leaves_host
 from pdd_runtime.graph.faults import GraphErrors, nearest
 from pdd_runtime.graph.links import link_between
 from pdd_runtime.graph.loading import LoadedGraph, load, loads
@@ -20,6 +21,7 @@ __all__ = [
     "Pool",
     "Role",
     "Spec",
+    "leaves_host",
     "link_between",
     "load",
     "loads",

@@ -1,4 +1,4 @@
-"""Whether what workers listen on leaves the host, and may."""
+"""Whether what workers and the frontend listen on leaves the host, and may."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_exposure(scene: Scene) -> Iterator[GraphError]:
     """Without TLS the message plane and the transports are in clear; the graph's secret is said on them."""
     for name, cluster in scene.spec.clusters.items():
         route: Route = ("spec", "clusters", name)
-        if not _leaves(cluster.host):
+        if not leaves_host(cluster.host):
             continue
         if not cluster.insecure and scene.spec.security.tls is None:
             yield scene.error(
@@ -33,7 +33,28 @@ def check_exposure(scene: Scene) -> Iterator[GraphError]:
             )
 
 
-def _leaves(host: str) -> bool:
+def check_doors(scene: Scene) -> Iterator[GraphError]:
+    """The HTTP API takes requests from whoever reaches it, unless the graph has API keys."""
+    frontend = scene.spec.frontend
+    if frontend.keys is not None or frontend.insecure:
+        return
+    route: Route = ("spec", "frontend")
+    doors: list[tuple[Route, str, str]] = [((*route, "host"), frontend.host, "asks the model")]
+    if frontend.admin is not None:
+        doors.append(((*route, "admin", "host"), frontend.admin.host, "reads timelines and cancels requests"))
+    for place, host, does in doors:
+        if leaves_host(host):
+            yield scene.error(
+                place,
+                f"the frontend listens on {host}, beyond this host, without API keys",
+                why=f"whoever reaches it {does}",
+                fix="make keys (`pdd-runtime keys add NAME`) and name their file in spec.frontend.keys; behind a "
+                "gateway that asks for them, or in a network of your own, write insecure: true below spec.frontend",
+            )
+
+
+def leaves_host(host: str) -> bool:
+    """Whether others than this host reach what listens there."""
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -42,6 +42,8 @@ class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The launcher's."""
     url: str
     """Of the frontend; empty while it is not up, and where it is in another cluster's part."""
+    admin: str = ""
+    """At which the frontend answers operators, where that is another."""
     ready: bool
     """A whole route exists: requests are answered. Of a part without a frontend: all its processes are ready."""
     why_not_ready: str

@@ -90,6 +90,7 @@ class Supervisor:
             source=self.source,
             pid=os.getpid(),
             url=self._url,
+            admin=next((member.admin for member in self._frontends if member.admin), ""),
             ready=not self._why_not_ready,
             why_not_ready=self._why_not_ready,
             stopping=self._stop.is_set(),
@@ -270,8 +271,12 @@ class Supervisor:
 
     @property
     def _url(self) -> str:
-        members = (self._member(child) for child in self._children if child.spec.role == "frontend")
-        return next((member.endpoint for member in members if member), "")
+        return next((member.endpoint for member in self._frontends), "")
+
+    @property
+    def _frontends(self) -> list[Member]:
+        members = [self._member(child) for child in self._children if child.spec.role == "frontend"]
+        return [member for member in members if member is not None]
 
     def _changed(self) -> None:
         self._change.set()

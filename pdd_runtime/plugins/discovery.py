@@ -27,6 +27,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     plane: str = ""
     """`host:port` of a frontend's message plane, on which processes of its host ask it: the others that share its URL,
     and those that look for leaks or make faults."""
+    admin: str = ""
+    """URL at which a frontend answers operators, where that is another than the `endpoint`."""
     transports: dict[str, str] = {}
     """Transport plugin name to the endpoint that serves KV."""
     info: EngineInfo | None = None
