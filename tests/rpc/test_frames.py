@@ -1,52 +1,15 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdd_runtime.errors import RpcError
-from pdd_runtime.rpc.frames import (
-    FRAME_LIMIT,
-    Bye,
-    Call,
-    Cancel,
-    Credit,
-    End,
-    Failure,
-    Frame,
-    FrameDecoder,
-    Hello,
-    Item,
-    Ping,
-    Result,
-    cost,
-    encode,
-    pack,
-    payload_decoder,
-)
-from pdd_runtime.rpc.greeting import Greeting
-
-ids = st.integers(0, 2**63)
-payloads = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-).map(pack)
-frames = st.one_of(
-    st.builds(Call, ids, st.text(), payloads, st.none() | st.floats(0, 1e9), st.booleans()),
-    st.builds(Result, ids, payloads),
-    st.builds(Item, ids, payloads),
-    st.builds(End, ids),
-    st.builds(Failure, ids, st.dictionaries(st.text(), st.text())),
-    st.builds(Credit, ids, ids),
-    st.builds(Cancel, ids),
-    st.builds(Ping),
-    st.builds(Bye, st.none() | st.dictionaries(st.text(), st.text())),
-    st.builds(
-        lambda a, b: Hello(Greeting(graph=a, secret=b, cluster=a, name=b)), st.text(max_size=99), st.text(max_size=99)
-    ),
-)
+from pdd_runtime.rpc.frames import FRAME_LIMIT, Frame, FrameDecoder, Item, cost, encode, pack, payload_decoder
+from tests.rpc.any_frames import frames
 
 
 def same(one: Frame, two: Frame) -> bool:
@@ -91,6 +54,18 @@ def test_nesting_deeper_than_the_stack_is_refused() -> None:
     body = b"\x93\x03\x01" + b"\x91" * 100_000 + b"\xc0"
     with pytest.raises(RpcError, match="no frame"):
         list(FrameDecoder(FRAME_LIMIT).feed(len(body).to_bytes(4, "big") + body))
+
+
+def test_a_frame_that_comes_in_tiny_pieces_takes_little_more_memory_than_it_has_bytes() -> None:
+    length = 400_000
+    decoder = FrameDecoder(FRAME_LIMIT)
+    list(decoder.feed(length.to_bytes(4, "big")))
+    tracemalloc.start()
+    for _ in range(length // 2 - 1):
+        assert not list(decoder.feed(bytes([1, 2])))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 2 * length
 
 
 def test_a_frame_over_the_limit_is_refused_before_it_is_sent() -> None:
