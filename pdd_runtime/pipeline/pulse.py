@@ -22,13 +22,17 @@ class Pulse:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    async def wait(self, timeout: float, what: str) -> None:
-        """Return at the next `fire`. Raises `DeadlineExceeded`, which says that `what` was waited for."""
+    async def next(self) -> None:
+        """Return at the next `fire`, however long that takes."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
+        await waiter
+
+    async def wait(self, timeout: float, what: str) -> None:
+        """Return at the next `fire`. Raises `DeadlineExceeded`, which says that `what` was waited for."""
         try:
             async with asyncio.timeout(timeout):
-                await waiter
+                await self.next()
         except TimeoutError:
             raise DeadlineExceeded(f"nothing happened in {timeout:.3g} s while waiting for {what}") from None
 

@@ -13,7 +13,7 @@
 | `engine.load` | `Empty` | `Load` |
 | `kv.fetch` | `FetchRequest` | stream of `FetchEvent`, open until the caller closes it |
 | `worker.watch` | `Empty` | stream of `WatchEvent` |
-| `worker.drain` | `Empty` | `None` |
+| `worker.drain` | `Drain` | `None`, when nothing is left |
 | `line.cut` | `LineCut` | `None`; only where a link that leads away is emulated |
 | `process.vitals` | `Empty` | `Vitals`, of `pdd_runtime.observe` |
 """
@@ -29,6 +29,13 @@ from pdd_runtime.plugins.transport import LinkTelemetry, TransferReport
 
 class Empty(msgspec.Struct, frozen=True):
     """Nothing to say."""
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """Take no new session, and let what has begun end."""
+
+    patience: float = 8.0
+    """Seconds; what is left then ends with `Cancelled`."""
 
 
 class RequestId(msgspec.Struct, frozen=True):
@@ -110,6 +117,11 @@ class WatchEvent(msgspec.Struct, frozen=True, kw_only=True):
     load: Load
     links: tuple[LinkTelemetry, ...] = ()
     """The way to every cluster that its transports have sent to."""
+    yours: int = 0
+    """Of the requests that run or wait there, those of who watches."""
+    draining: bool = False
+    """It takes no new session, and ends when all that watch it have closed this stream: whoever has no session left
+    that needs it."""
 
 
 class LineCut(msgspec.Struct, frozen=True):

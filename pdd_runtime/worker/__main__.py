@@ -1,14 +1,13 @@
 """The entry of a worker process, which the launcher starts:
-`python -m pdd_runtime.worker --graph FILE.json --pool NAME --index N --epoch E --discovery HOST:PORT`.
+`python -m pdd_runtime.worker --graph FILE.json --pool NAME --index N --epoch E --discovery HOST:PORT [--replaces]`.
 
-The graph's secret is in the environment, `PDD_SECRET`. It ends at EOF on stdin, after a drain at SIGTERM (exit code
-0), when it cannot start (3), and when its engine fails for good (4).
+The graph's secret is in the environment, `PDD_SECRET`. It ends at EOF on stdin, after a drain at SIGTERM or at a line
+`drain SECONDS` on stdin (exit code 0), when it cannot start (3), and when its engine fails for good (4).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
@@ -26,8 +25,8 @@ from pdd_runtime.worker.lifetime import Lifetime, race
 
 log = logging.getLogger("pdd_runtime.worker")
 
-DRAIN_TIME = 10.0
-"""Seconds that running requests have to end after SIGTERM."""
+DRAIN_TIME = 8.0
+"""Seconds that sessions have to end after SIGTERM; with what follows the process is gone within 10."""
 CLOSE_TIME = 5.0
 """Seconds to close, threads and all; then the process goes without."""
 CANNOT_START, ENGINE_FAILED = 3, 4
@@ -46,6 +45,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--index", type=int, required=True)
     parser.add_argument("--epoch", required=True)
     parser.add_argument("--discovery", required=True, help="the address that discovery is given")
+    parser.add_argument("--replaces", action="store_true", help="be seen only when ready: another has its place")
     return parser.parse_args()
 
 
@@ -57,6 +57,7 @@ async def _run(options: argparse.Namespace) -> int:
             WorkerKey(options.pool, options.index, options.epoch),
             registry=options.discovery,
             secret=os.environ.get("PDD_SECRET", ""),
+            replaces=options.replaces,
         )
     except PddError as error:
         return _cannot_start(error)
@@ -85,10 +86,9 @@ async def _serve(worker: Worker, lifetime: Lifetime) -> int:
         log.info("%s ends: whoever started it is gone", worker.key)
         return 0
     log.info("%s drains", worker.key)
-    drained = await race(worker.drain(), lifetime.orphaned.wait(), asyncio.sleep(DRAIN_TIME), worker.failed_for_good())
-    if drained == 2:
-        log.warning("%s ends with requests still running after %g s", worker.key, DRAIN_TIME)
-    return await _failed(worker) if drained == 3 else 0
+    patience = DRAIN_TIME if lifetime.patience is None else lifetime.patience
+    ended = await race(worker.drain(patience), lifetime.orphaned.wait(), worker.failed_for_good())
+    return await _failed(worker) if ended == 2 else 0
 
 
 async def _failed(worker: Worker) -> int:

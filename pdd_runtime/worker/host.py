@@ -25,6 +25,7 @@ from pdd_runtime.plugins.transport import LinkFacts
 from pdd_runtime.rpc import Greeting, Line, RpcServer
 from pdd_runtime.worker.activity import Activity
 from pdd_runtime.worker.agent import Agent
+from pdd_runtime.worker.farewell import Farewell
 from pdd_runtime.worker.plane import NativePlane, Plane, PortablePlane
 from pdd_runtime.worker.service import Service
 from pdd_runtime.worker.source import Source
@@ -33,6 +34,9 @@ from pdd_runtime.worker.transports import Transports
 
 log = logging.getLogger(__name__)
 
+ENDING = 1.0
+"""Seconds for streams that are cut off to end."""
+
 State = Literal["starting", "ready", "draining"]
 
 
@@ -40,23 +44,24 @@ class Worker:
     """The `EngineHost` of its engine and the `TransportContext` of its transports. `start`, perhaps `drain`, `close`;
     others see its state in discovery."""
 
-    def __init__(self, graph: Graph, key: WorkerKey, *, registry: str, secret: str) -> None:
+    def __init__(self, graph: Graph, key: WorkerKey, *, registry: str, secret: str, replaces: bool = False) -> None:
         """`registry`: the address that discovery is given. The graph says where its cluster's workers listen.
-        Raises `GraphError`."""
+        `replaces`: another worker has its place until this one is ready, and is seen there until then. Raises
+        `GraphError`."""
         if key.pool not in graph.spec.pools:
             raise GraphError(f'there is no pool "{key.pool}"', why=f"the pools are: {', '.join(graph.spec.pools)}")
         self.graph, self.key = graph, key
         self._pool = graph.spec.pools[key.pool]
         self.cluster = self._pool.cluster
         self._address = graph.spec.clusters[self.cluster]
-        self._registry, self._secret = registry, secret
+        self._registry, self._secret, self._replaces = registry, secret, replaces
         self._lines = Lines(graph, self.cluster)
         self.greeting = Greeting(graph=graph.name, secret=secret, cluster=self.cluster, name=str(key), epoch=key.epoch)
         self.tls = tls_of(graph, self.cluster)
         self._server = RpcServer(self.greeting, self._lines.to, tls=self.tls)
         self._lines.serve(self._server)
         serve_vitals(self._server)
-        self._activity = Activity()
+        self._activity, self._farewell = Activity(), Farewell()
         self._failure: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         self._member: Member | None = None
         # What exists from some point of `start` on.
@@ -66,6 +71,8 @@ class Worker:
         self._engine: Engine | None = None
         self._transports: Transports | None = None
         self._plane: Plane | None = None
+        self._service: Service | None = None
+        self._draining: asyncio.Task[bool] | None = None
 
     async def start(self) -> None:
         """Load the model and serve. Raises a `PddError`; `close` it then, too."""
@@ -82,10 +89,12 @@ class Worker:
             pid=os.getpid(),
             endpoint=self._address.reached(endpoint),
         )
-        await self._discovery.register(self._member)
+        if not self._replaces:
+            await self._discovery.register(self._member)
         info = await self._start_engine(self._engine)
         self._plane, addresses = await self._make_plane(info, self._transports)
-        Service(self._engine, self._plane, self._activity, self.drain).register(self._server)
+        self._service = Service(self._engine, self._plane, self._activity, self._farewell, self.drain)
+        self._service.register(self._server)
         self._server.greeting = msgspec.structs.replace(self._server.greeting, fingerprint=info.fingerprint)
         self._member = msgspec.structs.replace(self._member, transports=addresses, info=info)
         await self._announce("ready")
@@ -95,17 +104,20 @@ class Worker:
         """Return when the engine can serve nothing more, with the reason."""
         return await asyncio.shield(self._failure)
 
-    async def drain(self) -> None:
-        """Take nothing new; return when all that runs has ended, blocks that others still fetch from here included."""
-        assert self._engine is not None
-        assert self._plane is not None
-        await self._announce("draining")
-        self._plane.refuse(f"worker {self.key} is draining")
-        await self._engine.drain()
-        await self._plane.idle()
+    async def drain(self, patience: float) -> bool:
+        """Say that no new session is taken; what has begun goes on, and gets from here what it still needs. True:
+        nothing is left, everybody has left who watched, and all requests have ended, those included whose blocks others
+        still fetch from here. False: what was left after `patience` seconds was ended with `Cancelled`. The first
+        call's patience holds."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(patience), name="drain")
+        return await asyncio.shield(self._draining)
 
     async def close(self) -> None:
         """Leave discovery, end every request and transfer, free everything. Idempotent."""
+        if self._draining is not None:
+            self._draining.cancel()
+            await asyncio.wait([self._draining])
         if self._discovery is not None:
             await self._step("discovery", self._discovery.close)
         await self._step("message plane", self._server.close)
@@ -193,6 +205,34 @@ class Worker:
         if self._store is None:
             raise EngineError(f"engine {self._pool.engine.plugin} opened no block store", where=f"worker {self.key}")
         return self._store
+
+    async def _drain(self, patience: float) -> bool:
+        assert self._engine is not None
+        assert self._plane is not None
+        assert self._service is not None
+        self._farewell.say()
+        telling = asyncio.create_task(self._tell_draining(), name="telling discovery")
+        try:
+            async with asyncio.timeout(patience):
+                await self._farewell.alone()
+                self._plane.refuse(f"worker {self.key} is draining")
+                await self._engine.drain()
+                await self._plane.idle()
+                return True
+        except TimeoutError:
+            log.warning("%s drained for %g s: what still runs ends now", self.key, patience)
+            await self._service.end(f"worker {self.key} stops", ENDING)
+            return False
+        finally:
+            telling.cancel()
+            await asyncio.wait([telling])
+
+    async def _tell_draining(self) -> None:
+        try:
+            await self._announce("draining")
+        except PddError as error:
+            # Another one may stand in its place already, and nothing can be done about the rest.
+            log.info("discovery is not told that %s drains: %s", self.key, error.what)
 
     async def _announce(self, state: State) -> None:
         assert self._discovery is not None

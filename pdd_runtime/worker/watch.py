@@ -11,6 +11,7 @@ from pdd_runtime.plugins.engine import Load
 from pdd_runtime.plugins.messages import WatchEvent
 from pdd_runtime.plugins.transport import LinkTelemetry
 from pdd_runtime.worker.activity import Activity
+from pdd_runtime.worker.farewell import Farewell
 
 PERIOD = 0.02
 """Seconds between two events, at least."""
@@ -29,23 +30,29 @@ class StoreWatch:
         activity: Activity,
         load: Callable[[], Awaitable[Load]],
         links: Callable[[], tuple[LinkTelemetry, ...]],
+        farewell: Farewell,
     ) -> None:
         self._store, self._activity, self._load, self._links = store, activity, load, links
+        self._farewell = farewell
         self._changes: dict[bytes, bool] = {}
         self._changed = asyncio.Event()
 
     async def events(self) -> AsyncGenerator[WatchEvent, None]:
         """All names first, then what changes."""
-        stops = (self._store.watch(self._on_block), self._activity.watch(lambda _: self._changed.set()))
+        stops = (
+            self._store.watch(self._on_block),
+            self._activity.watch(lambda _: self._changed.set()),
+            self._farewell.watch(self._changed.set),
+        )
         try:
             self._changes = dict.fromkeys(self._store.names(), True)
-            last: tuple[Load, tuple[LinkTelemetry, ...]] | None = None
+            last: tuple[Load, tuple[LinkTelemetry, ...], bool] | None = None
             while True:
-                state = await self._load(), self._links()
+                state = await self._load(), self._links(), self._farewell.said
                 added, removed = self._take()
                 if added or removed or state != last:
                     last = state
-                    yield WatchEvent(added=added, removed=removed, load=state[0], links=state[1])
+                    yield WatchEvent(added=added, removed=removed, load=state[0], links=state[1], draining=state[2])
                 if not self._changes:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(LOAD_PERIOD):

@@ -411,18 +411,20 @@ class Cluster:
         self.address = ""
         self._started = 0
 
-    async def start(self, pool: str, *overrides: str, connect: bool = True) -> WorkerProcess:
+    async def start(
+        self, pool: str, *overrides: str, connect: bool = True, index: int | None = None, replaces: bool = False
+    ) -> WorkerProcess:
         """A worker of the graph, with `--set`; ready and connected to unless told otherwise."""
         number, self._started = self._started, self._started + 1
-        key = WorkerKey(pool, number, f"epoch-{number}")
+        key = WorkerKey(pool, number if index is None else index, f"epoch-{number}")
         graph = self.directory / f"graph-{number}.json"
         graph.write_text(loads(GRAPH, overrides).to_json())
         log = self.directory / f"{number}.log"
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "pdd_runtime.worker", "--graph", str(graph), "--pool", pool, "--index", str(number)),
-                *("--epoch", key.epoch, "--discovery", self.address),
+                *("-m", "pdd_runtime.worker", "--graph", str(graph), "--pool", pool, "--index", str(key.index)),
+                *("--epoch", key.epoch, "--discovery", self.address, *(["--replaces"] if replaces else [])),
                 stdin=asyncio.subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, "PDD_SECRET": SECRET, "PDD_PLUGINS": "local-discovery,scripted,tcp"},

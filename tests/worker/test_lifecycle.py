@@ -20,7 +20,7 @@ from pdd_runtime.plugins.engine import (
     Stopped,
     TokenizerFiles,
 )
-from pdd_runtime.plugins.messages import Cached, Empty, FetchEvent, FetchRequest, RequestId, Seal, WatchEvent
+from pdd_runtime.plugins.messages import Cached, Drain, Empty, FetchEvent, FetchRequest, RequestId, Seal, WatchEvent
 from pdd_runtime.rpc import Greeting, connect
 from tests.waiting import PATIENCE
 
@@ -143,7 +143,7 @@ async def test_drain_over_the_message_plane(cluster: Any) -> None:
     connection = await worker.connect()
     running = connection.stream("engine.decode", decode(max_tokens=1, hold=True), DecodeEvent, timeout=60)
     await anext(running)
-    drain = asyncio.create_task(connection.call("worker.drain", Empty(), type(None), timeout=PATIENCE))
+    drain = asyncio.create_task(connection.call("worker.drain", Drain(PATIENCE), type(None), timeout=PATIENCE))
     await worker.state("draining")
     assert not drain.done()
     await running.aclose()

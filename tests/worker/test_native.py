@@ -22,7 +22,7 @@ from pdd_runtime.plugins.engine import (
     Sampling,
     Tokens,
 )
-from pdd_runtime.plugins.messages import Empty, FetchEvent, FetchRequest, WatchEvent
+from pdd_runtime.plugins.messages import Drain, Empty, FetchEvent, FetchRequest, WatchEvent
 from tests.waiting import PATIENCE
 
 GREEDY = Sampling(temperature=0)
@@ -131,7 +131,7 @@ async def test_a_drain_waits_for_the_reader(cluster: Any) -> None:
     one, other = giver._connections[0], reader._connections[0]
     async with asyncio.timeout(PATIENCE), one.stream("engine.offer", offer(), Offer, timeout=None) as offers:
         offered = await anext(offers)
-        drain = asyncio.create_task(one.call("worker.drain", Empty(), type(None), timeout=PATIENCE))
+        drain = asyncio.create_task(one.call("worker.drain", Drain(PATIENCE), type(None), timeout=PATIENCE))
         await giver.state("draining")
         with pytest.raises(EngineError, match="draining"):
             async with one.stream("engine.offer", offer("late"), Offer, timeout=None) as late:

@@ -13,6 +13,7 @@ from pdd_runtime.plugins.engine import Load
 from pdd_runtime.plugins.messages import WatchEvent
 from pdd_runtime.plugins.transport import LinkTelemetry
 from pdd_runtime.worker import watch
+from pdd_runtime.worker.farewell import Farewell
 from pdd_runtime.worker.watch import StoreWatch
 from tests.waiting import PATIENCE
 
@@ -29,7 +30,7 @@ class Watched:
     def __init__(self, side: Any) -> None:
         self.side, self.now = side, Load()
         self.links: tuple[LinkTelemetry, ...] = ()
-        self.events = StoreWatch(side.store, side.activity, self.load, lambda: self.links).events()
+        self.events = StoreWatch(side.store, side.activity, self.load, lambda: self.links, Farewell()).events()
 
     async def load(self) -> Load:
         return self.now
