@@ -245,6 +245,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     blocks_total: int = 0
     sessions: int = 0
     """Engine requests and KV transfers in flight."""
+    token_time: float | None = None
+    """Seconds to compute a token of a prompt, by those of late; the worker measures it."""
+    request_time: float | None = None
+    """Seconds by which a request delays the one behind it, by those of late; the worker measures it."""
+    silent: int = 0
+    """Whole seconds without a sign of life: of a pass that goes on, of a server that does not answer."""
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
