@@ -11,7 +11,8 @@ from pdd_runtime.graph import Graph
 from pdd_runtime.plugins.discovery import GraphMark
 
 _OWN_OF_POOL = frozenset({"replicas", "hardware", "env"})
-_ABSENT = "nothing"
+ABSENT = "nothing"
+"""What stands in for a value that one side lacks."""
 
 
 def mark_of(graph: Graph) -> GraphMark:
@@ -37,7 +38,7 @@ def mark_of(graph: Graph) -> GraphMark:
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Each differing part as `spec.links.wan.rtt: 0.05 here, 0.09 there`."""
-    return [f"{part}: {_shown(a)} here, {_shown(b)} there" for part, a, b in _differing("spec", ours, theirs)]
+    return [f"{part}: {shown(a)} here, {shown(b)} there" for part, a, b in differing("spec", ours, theirs)]
 
 
 def _digest(shared: Mapping[str, Any]) -> str:
@@ -45,17 +46,19 @@ def _digest(shared: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _differing(part: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+def differing(part: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Where below `part` the two have different values, and which."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in sorted({*ours, *theirs}):
-            yield from _differing(f"{part}.{key}", ours.get(key, _ABSENT), theirs.get(key, _ABSENT))
+            yield from differing(f"{part}.{key}", ours.get(key, ABSENT), theirs.get(key, ABSENT))
     elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-            yield from _differing(f"{part}.{index}", mine, other)
+            yield from differing(f"{part}.{index}", mine, other)
     elif ours != theirs:
         yield part, ours, theirs
 
 
-def _shown(value: Any) -> str:
-    text = value if value is _ABSENT else json.dumps(value, ensure_ascii=False)
+def shown(value: Any) -> str:
+    """A value as a message has it."""
+    text = value if value is ABSENT else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:79]}…"
