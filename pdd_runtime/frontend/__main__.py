@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -22,8 +23,9 @@ from pydantic import ValidationError
 
 from pdd_runtime.discovery import open_discovery
 from pdd_runtime.errors import GraphError, PddError
-from pdd_runtime.frontend.app import create_app
-from pdd_runtime.frontend.server import create_server, listen, url
+from pdd_runtime.frontend.doors import Access
+from pdd_runtime.frontend.server import listen, more_files, url
+from pdd_runtime.frontend.servers import Servers, admin_socket
 from pdd_runtime.frontend.service import Service
 from pdd_runtime.frontend.siblings import Siblings
 from pdd_runtime.graph import Graph
@@ -58,21 +60,32 @@ def main() -> None:
         graph = _read_graph(options.graph)
         frontend = graph.spec.frontend
         key = WorkerKey("frontend", options.index, options.epoch)
-        with listen(frontend.host, options.port or frontend.port, shared=frontend.replicas > 1) as sock:
-            uvloop.run(_run(graph, options.discovery, key, os.environ.get("PDD_SECRET", ""), sock))
+        more_files()
+        with ExitStack() as stack:
+            sock = stack.enter_context(
+                listen(frontend.host, options.port or frontend.port, shared=frontend.replicas > 1)
+            )
+            admin = admin_socket(frontend)
+            if admin is not None:
+                stack.enter_context(admin)
+            uvloop.run(_run(graph, options.discovery, key, os.environ.get("PDD_SECRET", ""), sock, admin))
     except PddError as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(CANNOT_START)
 
 
-async def _run(graph: Graph, registry: str, key: WorkerKey, secret: str, sock: socket.socket) -> None:
-    """Serve on `sock` for a lifetime. Raises `PddError` where it cannot start."""
+async def _run(
+    graph: Graph, registry: str, key: WorkerKey, secret: str, sock: socket.socket, admin: socket.socket | None
+) -> None:
+    """Serve on `sock` for a lifetime; what is for operators on `admin`, where there is one. Raises `PddError` where it
+    cannot start."""
     lifetime = Lifetime()
     cluster = graph.frontend_cluster
     plugins, tls = load_plugins(), tls_of(graph, cluster)
     discovery = open_discovery(graph, plugins, registry, secret, tls)
     greeting = Greeting(graph=graph.name, secret=secret, cluster=cluster, name=str(key), epoch=key.epoch)
-    timelines = Timelines()
+    timelines, frontend = Timelines(), graph.spec.frontend
+    access = Access.of(frontend, secret)
     try:
         lines, plane = Lines(graph, cluster), RpcServer(greeting, tls=tls)
         lines.serve(plane)
@@ -85,17 +98,19 @@ async def _run(graph: Graph, registry: str, key: WorkerKey, secret: str, sock: s
                 cluster=cluster,
                 state="ready",
                 pid=os.getpid(),
-                endpoint=url(sock),
+                endpoint=url(sock, tls=frontend.tls is not None),
+                admin=url(admin, tls=frontend.tls is not None) if admin else "",
                 plane=await plane.start(_HOST),
             )
             await driver.start()
-            service = Service(driver, timelines)
-            if graph.spec.frontend.replicas == 1:
-                await _serve(service, Siblings(service), discovery, member, sock, lifetime)
+            service = Service(driver, timelines, frontend.deadline)
+            siblings = Siblings(service, key if frontend.replicas > 1 else None, tls)
+            servers = Servers(service, siblings, access, frontend, sock, admin)
+            if frontend.replicas == 1:
+                await _serve(service, servers, discovery, member, lifetime)
             else:
-                siblings = Siblings(service, key, tls)
                 await siblings.start(discovery, greeting, plane)
-                await _serve_among(siblings, service, discovery, member, sock, lifetime)
+                await _serve_among(siblings, service, servers, discovery, member, lifetime)
         finally:
             await plane.close()
             await driver.close()
@@ -106,9 +121,9 @@ async def _run(graph: Graph, registry: str, key: WorkerKey, secret: str, sock: s
 async def _serve_among(
     siblings: Siblings,
     service: Service,
+    servers: Servers,
     discovery: Discovery,
     member: Member,
-    sock: socket.socket,
     lifetime: Lifetime,
 ) -> None:
     """Serve beside others. One that comes to a port on which others answer takes its share of the connections only
@@ -117,7 +132,7 @@ async def _serve_among(
         starting = msgspec.structs.replace(member, state="starting")
         if await race(discovery.register(starting), lifetime.over()) == 0 and await siblings.serving():
             await race(_until_ready(service), lifetime.over())
-        await _serve(service, siblings, discovery, member, sock, lifetime, late=True)
+        await _serve(service, servers, discovery, member, lifetime, late=True)
     finally:
         await siblings.close()
 
@@ -129,31 +144,29 @@ async def _until_ready(service: Service) -> None:
 
 async def _serve(
     service: Service,
-    siblings: Siblings,
+    servers: Servers,
     discovery: Discovery,
     member: Member,
-    sock: socket.socket,
     lifetime: Lifetime,
     *,
     late: bool = False,
 ) -> None:
     """`late`: it is announced when it is ready, not before."""
-    server = create_server(create_app(service, siblings))
-    serving = asyncio.create_task(server.serve(sockets=[sock]), name="http server")
+    serving = asyncio.create_task(servers.serve(), name="http server")
     warming = asyncio.create_task(service.warm(), name="tokenizer")
     try:
         if late:
             await race(_until_ready(service), lifetime.over())
         # The kernel takes connections since `listen`, so who finds the URL gets an answer.
         if await race(discovery.register(member), lifetime.over()) == 0:
-            log.info("listening on %s", member.endpoint)
+            log.info("listening on %s%s", member.endpoint, f", for operators on {member.admin}" if member.admin else "")
             await lifetime.over()
         log.info("stopping")
         await discovery.unregister(member.key)
         await service.stop(0 if lifetime.orphaned.is_set() else PATIENCE)
     finally:
         warming.cancel()
-        server.stop()
+        servers.stop()
         await asyncio.wait([serving, warming])
     serving.result()
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection
+from typing import Literal, TypeVar
 
 import msgspec
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -20,30 +19,42 @@ from pdd_runtime.frontend import body
 from pdd_runtime.frontend.answer import CLIENT_GONE, Answer
 from pdd_runtime.frontend.chat import chat_job
 from pdd_runtime.frontend.completions import completion_job
+from pdd_runtime.frontend.doors import Access, Doors
 from pdd_runtime.frontend.errors import Answered, NotFoundError, answer_for, answer_for_status
 from pdd_runtime.frontend.job import Job
 from pdd_runtime.frontend.model import ServedModel
 from pdd_runtime.frontend.openapi import describe
 from pdd_runtime.frontend.request_ids import RequestIds
-from pdd_runtime.frontend.requests import ChatRequest, CompletionRequest
+from pdd_runtime.frontend.requests import Body, ChatRequest, CompletionRequest
 from pdd_runtime.frontend.service import Service
 from pdd_runtime.frontend.siblings import Siblings
+from pdd_runtime.frontend.visit import Visit
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.engine import Load
 
-R = TypeVar("R", bound=BaseModel)
+R = TypeVar("R", bound=Body)
+Part = Literal["api", "admin"]
 
 
-def create_app(service: Service, siblings: Siblings | None = None) -> ASGIApp:
-    """The ASGI application of one frontend process; without `siblings` it is the only one."""
+def create_app(
+    service: Service,
+    siblings: Siblings | None = None,
+    access: Access | None = None,
+    parts: Collection[Part] = ("api", "admin"),
+) -> ASGIApp:
+    """The ASGI application of one frontend process; without `siblings` it is the only one, without `access` whoever
+    reaches it may come in. `parts`: what is served on this port."""
     siblings = siblings or Siblings(service)
     app = FastAPI(title="pdd-runtime", version=__version__, redoc_url=None)
-    _add_openai(app, service)
+    if "api" in parts:
+        _add_openai(app, service)
+        _add_tokenizer(app, service)
     _add_health(app, service)
-    _add_inspection(app, service, siblings)
+    if "admin" in parts:
+        _add_inspection(app, service, siblings)
     _add_errors(app)
-    describe(app)
-    return RequestIds(app)
+    describe(app, keys=access is not None)
+    return RequestIds(Doors(app, access))
 
 
 def _add_openai(app: FastAPI, service: Service) -> None:
@@ -101,6 +112,22 @@ def _add_inspection(app: FastAPI, service: Service, siblings: Siblings) -> None:
             )
         return _json(body)
 
+    @app.delete("/pdd/requests/{request_id}")
+    async def cancel(request: Request, request_id: str) -> Response:
+        """End a running request, with all its choices, on all workers. Its client is told."""
+        visit: Visit = request.scope["pdd_visit"]
+        by = f"an operator, key {visit.name}" if visit.name else "an operator"
+        if not await siblings.cancel(request_id, by):
+            raise NotFoundError(f"no request {request_id!r} is running", where="id", why="it has ended, or never began")
+        return _json({"id": request_id, "cancelled": True})
+
+    @app.get("/pdd/workers")
+    async def workers() -> Response:
+        """Those that take new sessions, and how busy they are, as they last said: a moment ago."""
+        return _json({"workers": [_worker(member, load) for member, load in service.driver.workers()]})
+
+
+def _add_tokenizer(app: FastAPI, service: Service) -> None:
     @app.get("/pdd/tokenizer/tokenizer.json")
     async def tokenizer() -> Response:
         """The model's, for tools that make prompts of so many tokens."""
@@ -114,11 +141,6 @@ def _add_inspection(app: FastAPI, service: Service, siblings: Siblings) -> None:
         files = await service.driver.tokenizer()
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **files.special_tokens}
         return _json(config | ({} if files.chat_template is None else {"chat_template": files.chat_template}))
-
-    @app.get("/pdd/workers")
-    async def workers() -> Response:
-        """Those that take new sessions, and how busy they are, as they last said: a moment ago."""
-        return _json({"workers": [_worker(member, load) for member, load in service.driver.workers()]})
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -145,17 +167,23 @@ async def _answer(
 ) -> Response:
     request_id: str = request.scope["pdd_request_id"]
     arrived: float = request.scope["pdd_arrived"]
+    visit: Visit = request.scope["pdd_visit"]
     try:
+        visit.begin()
         asked = await body.read(request, model)
-        job = await make(asked, await service.model(), request_id)
-    except ClientDisconnect:
-        service.ended(request_id, CLIENT_GONE, now() - arrived)
-        return Response(status_code=CLIENT_GONE)
-    except PddError as error:
+        job = visit.admit(asked, await make(asked, await service.model(), request_id))
+    except BaseException as error:
+        visit.end(0)
+        if isinstance(error, ClientDisconnect):
+            service.ended(request_id, CLIENT_GONE, now() - arrived, key=visit.name)
+            return Response(status_code=CLIENT_GONE)
+        if not isinstance(error, PddError):
+            raise
         answered = answer_for(error)
-        service.ended(request_id, answered.status, now() - arrived)
-        return _error(answered)
-    return Answer(service, job, arrived)
+        service.ended(request_id, answered.status, now() - arrived, key=visit.name)
+        return _error(answered._replace(headers=visit.headers() | answered.headers))
+    deadlines = [seconds for seconds in (service.deadline, asked.timeout) if seconds is not None]
+    return Answer(service, job, arrived, visit, min(deadlines, default=None))
 
 
 def _model(served: ServedModel) -> dict[str, object]:

@@ -52,6 +52,30 @@ class NotFoundError(RequestError):
     code = "not_found"
 
 
+class InvalidKeyError(RequestError):
+    """No API key was sent, or one that is not known."""
+
+    code = "invalid_api_key"
+
+
+class ForbiddenError(RequestError):
+    """The API key is for other things."""
+
+    code = "forbidden"
+
+
+class RateLimitError(Overloaded):
+    """The API key asks for more than it may."""
+
+    code = "rate_limit_exceeded"
+
+
+class EndedByOperatorError(Cancelled):
+    """Somebody who may has cancelled the request."""
+
+    code = "cancelled_by_operator"
+
+
 class Answered(NamedTuple):
     """An error, ready to be sent."""
 
@@ -67,9 +91,14 @@ class Answered(NamedTuple):
 _STATUS: Sequence[tuple[type[PddError], int]] = (
     (UnknownModelError, 404),
     (NotFoundError, 404),
+    (InvalidKeyError, 401),
+    (ForbiddenError, 403),
     (BodyTooLargeError, 413),
     (RequestError, 400),
     (NoRoute, 503),
+    # As gRPC's CANCELLED becomes HTTP: https://github.com/googleapis/googleapis/blob/master/google/rpc/code.proto.
+    # Clients try a 5xx again by themselves.
+    (EndedByOperatorError, 499),
     (Cancelled, 503),
     (CapacityError, 429),
     (Overloaded, 429),
@@ -87,8 +116,12 @@ def answer_for(error: BaseException) -> Answered:
         return _answered(500, "the server failed on this request; its log says why", None, "internal_error")
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     param = error.where or None if isinstance(error, RequestError) else None
-    wait = {"Retry-After": str(math.ceil(error.retry_after))} if isinstance(error, Overloaded) else None
-    return _answered(status, sentence(error), param, error.code, wait)
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(max(math.ceil(error.retry_after), 1))
+    if isinstance(error, InvalidKeyError):
+        headers["WWW-Authenticate"] = "Bearer"
+    return _answered(status, sentence(error), param, error.code, headers)
 
 
 def answer_for_status(status: int, headers: Mapping[str, str] | None = None) -> Answered:

@@ -11,6 +11,8 @@ from pdd_runtime.frontend.tools import ChosenTool
 MAX_CHOICES = 128
 """Choices of one request: prompts times `n`."""
 MAX_STOPS = 4
+MAX_STOP = 4096
+"""Characters of a stop text."""
 MAX_IDS = 1024
 """Entries of `logit_bias` and of `stop_token_ids`."""
 
@@ -23,6 +25,8 @@ def _stops(value: object) -> object:
         raise ValueError("a stop is a text that is not empty, or a list of them")
     if len(stops) > MAX_STOPS:
         raise ValueError(f"at most {MAX_STOPS} stop texts are allowed")
+    if max(map(len, stops), default=0) > MAX_STOP:
+        raise ValueError(f"a stop text may have {MAX_STOP} characters")
     return tuple(stops)
 
 
@@ -89,7 +93,8 @@ _PROMPT_SCHEMA = {
         },
     ]
 }
-_STOP_SCHEMA = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_STOPS}, _NULL]}
+_STOP = _TEXT | {"maxLength": MAX_STOP}
+_STOP_SCHEMA = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}, _NULL]}
 _BIAS_SCHEMA = {
     "anyOf": [
         {

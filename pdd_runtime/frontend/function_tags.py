@@ -84,7 +84,7 @@ class FunctionTags:
         if "string" not in kind and (kind or value[:1] in ("{", "[")):
             try:
                 return json.dumps(json.loads(value), ensure_ascii=False)
-            except ValueError:
+            except (ValueError, RecursionError):
                 pass
         return json.dumps(value, ensure_ascii=False)
 

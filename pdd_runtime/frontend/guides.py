@@ -6,9 +6,13 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic_core import from_json
 
 from pdd_runtime.errors import RequestError
 from pdd_runtime.plugins.engine import Guide
+
+MAX_FORM = 2**18
+"""Characters of a schema, expression or grammar."""
 
 
 def encoded(value: object) -> str:
@@ -18,15 +22,18 @@ def encoded(value: object) -> str:
 def _schema_text(value: object) -> object:
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = from_json(value)
         except ValueError as error:
             raise ValueError(f"a JSON Schema is an object or its JSON text: {error}") from None
     if not isinstance(value, dict):
         raise ValueError("a JSON Schema is an object or its JSON text")
-    return encoded(value)
+    schema = encoded(value)
+    if len(schema) > MAX_FORM:
+        raise ValueError(f"a JSON Schema may have {MAX_FORM} characters, not {len(schema)}")
+    return schema
 
 
-Filled = Annotated[str, StringConstraints(min_length=1)]
+Filled = Annotated[str, StringConstraints(min_length=1, max_length=MAX_FORM)]
 Schema = Annotated[
     str, BeforeValidator(_schema_text), WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]})
 ]
@@ -63,7 +70,12 @@ class ResponseFormat(BaseModel):
             raise RequestError("needs 'json_schema'", where="response_format.json_schema")
         if self.json_schema.schema_ is None:
             return Guide(kind="json_object")
-        return Guide(kind="json_schema", text=encoded(self.json_schema.schema_))
+        text = encoded(self.json_schema.schema_)
+        if len(text) > MAX_FORM:
+            raise RequestError(
+                f"may have {MAX_FORM} characters, not {len(text)}", where="response_format.json_schema.schema"
+            )
+        return Guide(kind="json_schema", text=text)
 
 
 class StructuredOutputs(BaseModel):

@@ -64,7 +64,9 @@ def sessions_of(
             tokens=tokens,
             max_tokens=max_tokens,
             sampling=msgspec.structs.replace(sampling, seed=seed_of(sampling.seed, i)),
+            seeded=asked.seed is not None,
             salt=asked.cache_salt or "",
+            priority=asked.priority or 0,
             beside=ids[0] if i else "",
         )
         for i, id in enumerate(ids)

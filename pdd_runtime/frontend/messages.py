@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import from_json
+
+MAX_MESSAGES = 8192
+MAX_PARTS = 1024
+"""Parts of one message's content, and calls of tools in one message."""
 
 _CONTENT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
         {
             "type": "array",
+            "maxItems": MAX_PARTS,
             "items": {
                 "type": "object",
                 "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -26,6 +31,8 @@ _CONTENT_SCHEMA = {
 def _content(value: object) -> object:
     if not isinstance(value, list):
         return value
+    if len(value) > MAX_PARTS:
+        raise ValueError(f"at most {MAX_PARTS} content parts are allowed")
     texts = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -45,7 +52,7 @@ class CalledFunction(BaseModel):
     def for_template(self) -> dict[str, Any]:
         # Templates write the arguments themselves, so they must see what is in them.
         try:
-            read = json.loads(self.arguments or "{}")
+            read = from_json(self.arguments or "{}")
         except ValueError:
             read = self.arguments
         return self.model_dump() | {"arguments": read}
@@ -71,7 +78,7 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)] = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_PARTS)
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from pdd_runtime.frontend.doors import OPEN
 from pdd_runtime.frontend.request_ids import HEADER
 from pdd_runtime.frontend.requests import Body, ChatRequest, CompletionRequest
 
@@ -18,21 +19,29 @@ _TEXT: Schema = {"type": "string"}
 _EVENT: Schema = {"type": "object", "properties": {"data": _TEXT}, "required": ["data"]}
 """`data` is a chunk in OpenAI's form as JSON, an error, or `[DONE]`."""
 _COUNT: Schema = {"type": "integer", "minimum": 0}
+_SCHEME = "APIKey"
+_AGAIN: Schema = {HEADER: {"schema": _TEXT}, "Retry-After": {"required": True, "schema": _COUNT}}
+_LIMITS: Schema = {
+    f"x-ratelimit-{what}-{of}": {"schema": _TEXT if what == "reset" else _COUNT}
+    for what in ("limit", "remaining", "reset")
+    for of in ("requests", "tokens")
+}
+"""Of keys that have such limits."""
 
 
-def describe(app: FastAPI) -> None:
-    """Have `app` serve this document in place of the one that FastAPI would make."""
+def describe(app: FastAPI, *, keys: bool = False) -> None:
+    """Have `app` serve this document in place of the one that FastAPI would make. `keys`: it asks for API keys."""
     made: Schema = {}
 
     def document() -> Schema:
         if not made:
-            made.update(_document(app))
+            made.update(_document(app, keys=keys))
         return made
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI) -> Schema:
+def _document(app: FastAPI, *, keys: bool) -> Schema:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     paths: Schema = document["paths"]
     for path, operations in paths.items():
@@ -41,14 +50,28 @@ def _document(app: FastAPI) -> Schema:
             operation["responses"].pop("422", None)
             operation["responses"] |= {"4XX": _refers("ErrorResponse"), "5XX": _refers("ErrorResponse")}
             operation["responses"]["200"] = _refers(_ANSWERS[path]) if path in _ANSWERS else {"description": "OK"}
+            if keys and path not in OPEN:
+                operation["security"] = [{_SCHEME: []}]
+                operation["responses"]["401"] = _refers("ErrorResponse")
+                operation["responses"]["401"]["headers"] = {"WWW-Authenticate": {"schema": _TEXT}}
             for response in operation["responses"].values():
-                response["headers"] = {HEADER: {"schema": _TEXT}}
+                response.setdefault("headers", {})[HEADER] = {"schema": _TEXT}
+    if "/pdd/requests/{request_id}" in paths:
+        paths["/pdd/requests/{request_id}"]["delete"]["responses"]["200"] = _refers("Cancelled")
     for path, body in _BODIES.items():
+        if path not in paths:
+            continue
         operation = paths[path]["post"]
+        operation["responses"]["429"] = _refers("ErrorResponse") | {"headers": _LIMITS | _AGAIN}
+        if keys:
+            operation["responses"]["200"]["headers"] |= _LIMITS
         operation["requestBody"] = {"required": True, "content": _json(_reference(body.__name__))}
         operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _EVENT}
-    paths["/metrics"]["get"]["responses"]["200"]["content"] = {"text/plain": {"schema": _TEXT}}
+    if "/metrics" in paths:
+        paths["/metrics"]["get"]["responses"]["200"]["content"] = {"text/plain": {"schema": _TEXT}}
     document["components"] = {"schemas": _requests() | _RESPONSES}
+    if keys:
+        document["components"]["securitySchemes"] = {_SCHEME: {"type": "http", "scheme": "bearer"}}
     return document
 
 
@@ -157,8 +180,11 @@ _RESPONSES: Schema = {
     "Status": _object("It is so.", status=_TEXT),
     "Requests": _object(
         "The running ones and the last that ended, newest first.",
-        requests=_list(_object("One.", id=_TEXT, status=_or_null({"type": "integer"}), seconds=_NUMBER, tokens=_COUNT)),
+        requests=_list(
+            _object("One.", id=_TEXT, status=_or_null({"type": "integer"}), seconds=_NUMBER, tokens=_COUNT, key=_TEXT)
+        ),
     ),
+    "Cancelled": _object("It is being ended, everywhere.", id=_TEXT, cancelled={"const": True}),
     "Timeline": {"type": "object", "description": "What happened to a request."},
     "Tokenizer": {"type": "object", "description": "In the form of the `tokenizers` library."},
     "TokenizerConfig": {

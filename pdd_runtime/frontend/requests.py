@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pdd_runtime.errors import RequestError
 from pdd_runtime.frontend.fields import MAX_CHOICES, LogitBias, Prompts, Stops, TokenIds, ToolChoice
 from pdd_runtime.frontend.guides import Choices, Filled, ResponseFormat, Schema, StructuredOutputs, encoded, guides
-from pdd_runtime.frontend.messages import Message
-from pdd_runtime.frontend.tools import ChosenTool, Tool, arguments_of, one_of
+from pdd_runtime.frontend.messages import MAX_MESSAGES, Message
+from pdd_runtime.frontend.tools import MAX_TOOLS, ChosenTool, Tool, arguments_of, one_of
 from pdd_runtime.frontend.unknown import unknown_fields
 from pdd_runtime.plugins.engine import Guide, Sampling
 
@@ -72,6 +72,10 @@ class Body(BaseModel):
     """Give `token_ids` beside the text of every choice or chunk."""
     cache_salt: str | None = None
     """Requests of different salts share no cached KV."""
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    """Lower ones are admitted earlier. 0, where the API key says nothing else."""
+    timeout: float | None = Field(None, gt=0)
+    """Seconds from its arrival after which the request is cancelled, where the graph does not do so before."""
     user: str | None = None
     """Taken, and not used."""
     strict: bool | None = None
@@ -199,12 +203,12 @@ class ChatRequest(Body):
         "add_generation_prompt": (True,),
     }
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
     """The newer name of max_tokens; it wins."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice = None
     """auto, where there are tools."""
     parallel_tool_calls: bool | None = None

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import resource
 import socket
+import ssl
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from pdd_runtime.errors import LaunchError
+from pdd_runtime.errors import GraphError, LaunchError
+from pdd_runtime.frontend.protocol import KEEP_ALIVE, Connections, Protocol
+from pdd_runtime.graph.models import FrontendTls
+from pdd_runtime.rpc import within_files
 
 _BACKLOG = 2048
 
@@ -51,31 +56,13 @@ _FIX_PORT = "choose another port, --set spec.frontend.port=9000 (0: any that is 
 _FIX_HOST = "choose an address of this machine, --set spec.frontend.host=127.0.0.1"
 
 
-def url(sock: socket.socket) -> str:
+def url(sock: socket.socket, *, tls: bool = False) -> str:
     """Where clients of this host reach the server."""
+    scheme = "https" if tls else "http"
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class Protocol(HttpToolsProtocol):
-    """uvicorn's, with a way to write a chunk in the middle of an answer without a coroutine and a message for it: the
-    scope's `pdd_socket`, this."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["pdd_socket"] = self  # type: ignore[typeddict-unknown-key]
-
-    @property
-    def full(self) -> bool:
-        """Who writes now should wait, as `send` does."""
-        return self.flow.write_paused
-
-    def write_chunk(self, data: bytes) -> None:
-        """Only once the answer has begun, as chunks. Nothing happens where there is none, or the client has left."""
-        if data and not self.transport.is_closing():
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Server(uvicorn.Server):
@@ -102,20 +89,44 @@ class Server(uvicorn.Server):
                     await self._stopped.wait()
 
 
-def create_server(app: ASGIApp) -> Server:
-    """`serve(sockets=[...])` runs it; `stop` stops it."""
-    return Server(
+def more_files() -> None:
+    """Let this process open as many files, and so connections, as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+MOST = 4096
+"""Connections at once, where the graph does not say."""
+
+
+def create_server(app: ASGIApp, most: int = MOST, tls: FrontendTls | None = None) -> Server:
+    """`serve(sockets=[...])` runs it; `stop` stops it. `most`: connections at once; fewer where this process may not
+    open so many files. Raises `GraphError` for a certificate that is of no use."""
+    server = Server(
         uvicorn.Config(
             app,
             lifespan="off",
-            http=Protocol,
+            http=partial(Protocol, connections=Connections(within_files(most, 2))),  # type: ignore[arg-type]
+            ssl_certfile=tls.cert if tls else None,
+            ssl_keyfile=tls.key if tls else None,
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
             ws="none",
-            timeout_keep_alive=30,
+            timeout_keep_alive=KEEP_ALIVE,
             # Answers have ended before the server is told to stop; this is for clients that do not hang up.
             timeout_graceful_shutdown=1,
         )
     )
+    try:
+        server.config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise GraphError(
+            "the frontend's certificate cannot be used",
+            where="spec.frontend.tls",
+            why=str(error),
+            fix="name a PEM file with the certificate, and one with its key, without a password",
+        ) from error
+    return server

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import msgspec
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, DeadlineExceeded, NoRoute, PddError
-from pdd_runtime.frontend.bell import Bell, Turn
+from pdd_runtime.frontend.bell import Turn
+from pdd_runtime.frontend.errors import EndedByOperatorError
 from pdd_runtime.frontend.language import Language
 from pdd_runtime.frontend.model import ServedModel
 from pdd_runtime.observe import Timelines
@@ -39,6 +41,8 @@ class Listed(msgspec.Struct, frozen=True):
     """From arrival to the end, or until now."""
     tokens: int
     """Sent to the client."""
+    key: str = ""
+    """The name of the API key that asked; empty where there are none."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -55,17 +59,31 @@ class Recent(msgspec.Struct, frozen=True):
     ended: list[Ended]
 
 
+class Running(Protocol):
+    """A request that is being answered."""
+
+    def listed(self) -> list[Listed]:
+        """How far its sessions are."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """End it everywhere, and tell its client."""
+        ...
+
+
 class Service:
     """The driver, the model it serves, and what is known about requests."""
 
-    def __init__(self, driver: Driver, timelines: Timelines) -> None:
-        self.driver, self.timelines = driver, timelines
+    def __init__(self, driver: Driver, timelines: Timelines, deadline: float | None = None) -> None:
+        """`deadline`: seconds that a request may take."""
+        self.driver, self.timelines, self.deadline = driver, timelines, deadline
         self.turn = Turn()
         self.metrics = Metrics(lambda: driver.sessions, driver.links)
         self._ended: deque[Ended] = deque(maxlen=timelines.limit)
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
-        self._running: dict[Bell, Callable[[], list[Listed]]] = {}
+        self._running: dict[Running, None] = {}
+        """In the order in which they came."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = False
@@ -103,24 +121,32 @@ class Service:
             raise DeadlineExceeded(f"no worker gave the model's tokenizer within {LOAD_TIMEOUT:g} s") from None
 
     @contextmanager
-    def running(self, bell: Bell, listed: Callable[[], list[Listed]]) -> Iterator[None]:
-        """A request is being answered whenever `bell` rings; `listed` says how far its sessions are."""
-        self._running[bell] = listed
+    def running(self, answer: Running) -> Iterator[None]:
+        """Inside, it is being answered."""
+        self._running[answer] = None
         self._idle.clear()
         try:
             yield
         finally:
-            del self._running[bell]
+            del self._running[answer]
             if not self._running:
                 self._idle.set()
 
     def recent(self) -> Recent:
         """The requests of this process; `Siblings.requests` has those of the graph."""
-        return Recent([line for listed in self._running.values() for line in listed()], list(self._ended))
+        return Recent([line for answer in self._running for line in answer.listed()], list(self._ended))
 
-    def ended(self, session_id: str, status: int, seconds: float, pace: Pace | None = None) -> None:
+    def cancel(self, session_id: str, by: str) -> bool:
+        """End the request of which this is a session, with all its others. False: none of this process runs it."""
+        for answer in self._running:
+            if any(line.id == session_id for line in answer.listed()):
+                answer.fail(EndedByOperatorError(f"the request was cancelled by {by}"))
+                return True
+        return False
+
+    def ended(self, session_id: str, status: int, seconds: float, pace: Pace | None = None, key: str = "") -> None:
         """Count a session that ended, or a request that never became one."""
-        ended = Listed(session_id, status, round(seconds, 6), pace.tokens if pace else 0)
+        ended = Listed(session_id, status, round(seconds, 6), pace.tokens if pace else 0, key)
         log.info("request %s ended: status %d, %d tokens, %.3f s", session_id, status, ended.tokens, seconds)
         self._ended.append(Ended(now(), ended))
         self.metrics.ended(status, seconds, pace, self.timelines.get(session_id))
@@ -131,8 +157,8 @@ class Service:
         self._stopping = True
         if await self._idle_within(patience):
             return
-        for bell in self._running:
-            bell.fail(Cancelled("the frontend stops", why=f"the answer was not complete within {patience:g} s"))
+        for answer in self._running:
+            answer.fail(Cancelled("the frontend stops", why=f"the answer was not complete within {patience:g} s"))
         if not await self._idle_within(FAREWELL):
             log.warning("%d clients did not take the end of their answers", len(self._running))
 

@@ -30,6 +30,14 @@ class Found(msgspec.Struct, frozen=True):
     body: dict[str, Any] | None
 
 
+class Cancel(msgspec.Struct, frozen=True):
+    """End a request; the answer is whether it ran there."""
+
+    id: str
+    by: str
+    """Who says so, in words."""
+
+
 class Siblings:
     """What all frontend processes know together; of one that is alone, what it knows. Each serves what it knows over
     a message plane of its own, to those who have the graph's secret, and asks the others when it is asked itself."""
@@ -47,6 +55,7 @@ class Siblings:
         plane.unary("frontend.timeline", RequestId, self._on_timeline)
         plane.unary("frontend.requests", Empty, self._on_requests)
         plane.unary("frontend.metrics", Empty, self._on_metrics)
+        plane.unary("frontend.cancel", Cancel, self._on_cancel)
         self._watching = asyncio.create_task(self._watch(discovery), name="siblings")
 
     async def close(self) -> None:
@@ -74,6 +83,12 @@ class Siblings:
         running = sorted((line for part in parts for line in reversed(part.running)), key=lambda line: line.seconds)
         ended = sorted((end for part in parts for end in part.ended), key=lambda end: end.at)
         return [*running, *(end.line for end in reversed(ended[-self._service.timelines.limit :]))]
+
+    async def cancel(self, request_id: str, by: str) -> bool:
+        """End a request, whichever of them has it. False: none runs it."""
+        if self._service.cancel(request_id, by):
+            return True
+        return any((await self._ask("frontend.cancel", Cancel(request_id, by), bool)).values())
 
     async def metrics(self) -> bytes:
         """Prometheus text; where there are several processes, with a label that says whose a series is."""
@@ -113,6 +128,9 @@ class Siblings:
 
     async def _on_requests(self, request: Empty, context: RpcContext) -> Recent:
         return self._service.recent()
+
+    async def _on_cancel(self, request: Cancel, context: RpcContext) -> bool:
+        return self._service.cancel(request.id, request.by)
 
     async def _on_metrics(self, request: Empty, context: RpcContext) -> bytes:
         return self._service.metrics.text()

@@ -90,7 +90,7 @@ class ChatTemplate:
             ) from error
         except SecurityError as error:
             raise EngineError("the model's chat template does what it may not", why=str(error)) from error
-        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
             # A template that indexes or concatenates what is not there fails in whatever way Python does.
             raise RequestError(
                 "the model's chat template cannot render these messages",

@@ -59,12 +59,29 @@ class HandoffRecord(msgspec.Struct):
     """Seconds between the last token before the seal and main's first, as the user got them."""
 
 
+class RecoveryRecord(msgspec.Struct):
+    """A worker failed the request, which went on elsewhere."""
+
+    t: float
+    """Seconds from arrival, when it was noticed."""
+    role: str
+    worker: str
+    """`pool/index`."""
+    reason: str
+    """The error's code, such as `worker-lost`, `silent`, `engine` or `capacity`."""
+    why: str
+    """The error."""
+    to: str = ""
+    """Who took over; empty: nobody (yet)."""
+
+
 class Event(msgspec.Struct):
     """`what` is a fixed word or two, then, where there is more to say, a colon and details for people.
 
     | of | in order, as far as the route has them |
     |---|---|
-    | the driver | route, seal, finish, cancelled, error, settling failed |
+    | the driver | queued, admitted, route, seal, finish, cancelled, error, settling failed, goes on |
+    | who failed | lost |
     | prefill | prefill starts, prefill ends, first token |
     | a receiver | KV from POOL starts, KV from POOL ends, KV from POOL failed |
     | relay | relay starts, relay stops, relay lost, seal failed |
@@ -90,6 +107,7 @@ class Body(msgspec.Struct, kw_only=True):
     tokens: Tokens = msgspec.field(default_factory=Tokens)
     kv: list[KvTransfer] = []
     handoff: HandoffRecord | None = None
+    recoveries: list[RecoveryRecord] = []
     events: list[Event] = []
     finish_reason: str | None = None
     error: str | None = None
@@ -134,20 +152,33 @@ class Timeline:
         self._body.kv.append(transfer)
         return transfer
 
+    def arrived(self, source: str, target: str) -> bool:
+        """KV from pool to pool has come, all of it."""
+        edge = f"{source}->{target}"
+        return any(transfer.edge == edge and transfer.finished is not None for transfer in self._body.kv)
+
     def hands_off(self, strategy: str) -> HandoffRecord:
         """The request has a relay, and `strategy` decides when main takes over."""
         self._body.handoff = HandoffRecord(strategy)
         return self._body.handoff
+
+    def recovers(self, role: str, worker: object, reason: str, error: BaseException) -> RecoveryRecord:
+        """`worker` failed the request, which goes on. Who takes over is written into what this returns."""
+        why = str(getattr(error, "what", error))
+        recovery = RecoveryRecord(self.elapsed, role, str(worker), reason, why)
+        self._body.recoveries.append(recovery)
+        self.event(worker, f"lost: {why}")
+        return recovery
 
     def finished(self, reason: str) -> None:
         """The user has the whole answer."""
         self._body.finish_reason = reason
         self.event("", f"finish: {reason}")
 
-    def cancelled(self) -> None:
-        """The client went away. Says nothing where the end was told already."""
+    def cancelled(self, why: str = "the client went away before the answer was complete") -> None:
+        """Somebody ended it. Says nothing where the end was told already."""
         if self._body.finish_reason is None and self._body.error is None:
-            self._body.error = "cancelled: the client went away before the answer was complete"
+            self._body.error = f"cancelled: {why}"
             self.event("", "cancelled")
 
     def failed(self, error: BaseException) -> None:

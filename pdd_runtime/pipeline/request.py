@@ -18,6 +18,8 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     """At least 1."""
     sampling: Sampling
+    seeded: bool = False
+    """The user gave the seed: whoever goes on must draw the very tokens that another would have drawn."""
     salt: str = ""
     """The tenant's: requests of different salts share no KV."""
     tenant: str = ""

@@ -1,0 +1,64 @@
+"""The HTTP servers of one frontend process: the API's, and the operators' where they have a port of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from pdd_runtime.frontend.app import Part, create_app
+from pdd_runtime.frontend.doors import Access
+from pdd_runtime.frontend.server import create_server, listen
+from pdd_runtime.frontend.service import Service
+from pdd_runtime.frontend.siblings import Siblings
+from pdd_runtime.graph import Frontend, leaves_host
+from pdd_runtime.graph.models import Admin
+
+
+def admin_socket(frontend: Frontend) -> socket.socket | None:
+    """Where operators are answered; None: on the API's port. Raises `LaunchError`."""
+    admin = frontend.admin
+    if admin is None and leaves_host(frontend.host):
+        # What others can reach is the API alone, unless the graph says so.
+        admin = Admin()
+    if admin is None:
+        return None
+    # Of several processes each has a free port of its own: whichever is asked knows what all of them know.
+    return listen(admin.host, admin.port, shared=frontend.replicas > 1 and admin.port != 0)
+
+
+class Servers:
+    """`serve` runs them until `stop`."""
+
+    def __init__(
+        self,
+        service: Service,
+        siblings: Siblings,
+        access: Access | None,
+        frontend: Frontend,
+        api: socket.socket,
+        admin: socket.socket | None,
+    ) -> None:
+        """Raises `GraphError` where the certificate is of no use."""
+        parts: dict[socket.socket, tuple[Part, ...]] = {api: ("api", "admin")}
+        if admin is not None:
+            parts = {api: ("api",), admin: ("admin",)}
+        self._servers = [
+            (create_server(create_app(service, siblings, access, part), frontend.connections, frontend.tls), sock)
+            for sock, part in parts.items()
+        ]
+        self._access = access
+
+    async def serve(self) -> None:
+        watching = asyncio.create_task(self._access.watch(), name="API keys") if self._access else None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for server, sock in self._servers:
+                    group.create_task(server.serve(sockets=[sock]))
+        finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.wait([watching])
+
+    def stop(self) -> None:
+        for server, _ in self._servers:
+            server.stop()
