@@ -43,7 +43,8 @@ def refusal(mine: Greeting, theirs: Greeting, certified: str = "") -> RpcError |
     longest = max(map(len, (theirs.graph, theirs.cluster, theirs.name, theirs.epoch, theirs.fingerprint)))
     if longest > LONGEST:
         return RpcError(
-            f"they greet with a name of {longest} characters; the limit is {LONGEST}", where=f"greeting to {mine.name!r}"
+            f"they greet with a name of {longest} characters; the limit is {LONGEST}",
+            where=f"greeting to {mine.name!r}",
         )
     where = f"greeting of {theirs.name!r} to {mine.name!r}"
     if theirs.protocol != mine.protocol:

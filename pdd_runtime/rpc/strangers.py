@@ -25,6 +25,9 @@ class Strangers(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, one: T) -> bool:
+        return one in self._waiting
+
     def come(self, one: T) -> T | None:
         """Somebody has connected. Returns who has to give way."""
         oldest = next(iter(self._waiting)) if len(self._waiting) >= self.most else None

@@ -135,6 +135,8 @@ class Inlet:
             self._receive(self._open())
         except (Cut, PddError) as error:
             trouble = error
+            if isinstance(error, Damaged):
+                log.warning("pdd-tcp: what came from %s:%d is thrown away: %s", *self._address, error)
         except Exception as error:
             log.exception("pdd-tcp: a connection failed")
             trouble = Cut(f"{type(error).__name__}: {error}")

@@ -23,9 +23,8 @@ class SecureSocket(socket.socket):
     of a sealed record.
     """
 
-    def __init__(self, sock: socket.socket, tls: Tls, *, server: bool, peer: str = "") -> None:
-        """Takes the place of `sock`, which is of no use any more. `peer`: its address, for messages."""
-        self.peer = peer
+    def __init__(self, sock: socket.socket, tls: Tls, *, server: bool) -> None:
+        """Takes the place of `sock`, which is of no use any more."""
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
         self.sealing = Sealing(tls, server=server)
         self._lock = threading.Lock()

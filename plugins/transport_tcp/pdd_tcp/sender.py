@@ -12,6 +12,7 @@ import threading
 from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, PddError, TransferError
 from pdd_runtime.plugins.transport import BlockSource, LinkTelemetry, TransportContext
+from pdd_runtime.rpc import SparseLog, Strangers, within_files
 from pdd_tcp import wire
 from pdd_tcp.channel import Channel
 from pdd_tcp.config import TcpConfig
@@ -19,11 +20,13 @@ from pdd_tcp.feeders import Feeders
 from pdd_tcp.link import Link
 from pdd_tcp.pacing import Entrance
 from pdd_tcp.secure import SecureSocket
-from pdd_tcp.sockets import Cut, Waiter, receive_message, send_all, set_up, shake_hands, shut, take_leave
+from pdd_tcp.sockets import Cut, Damaged, Left, Waiter, receive_message, send_all, set_up, shake_hands, shut, take_leave
 
 log = logging.getLogger(__name__)
 CONNECTIONS = 512
-"""At once; more wait in the kernel's queue."""
+"""At once, or fewer where the process may have few files open; more wait in the kernel's queue."""
+STRANGERS = CONNECTIONS // 4
+"""Of them, those that have not greeted yet: who has waited longest gives way."""
 LONG_MESSAGES = 2
 """At once, so that memory for what is read is bounded: 64 MiB twice, 1 MiB for every other connection."""
 LONG_MESSAGE_BYTES = 1 << 20
@@ -42,7 +45,10 @@ class Sender:
         self._config, self._context = config, context
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._slots = threading.BoundedSemaphore(CONNECTIONS)
+        connections = within_files(CONNECTIONS, 4)
+        self._slots = threading.BoundedSemaphore(connections)
+        self._strangers: Strangers[socket.socket] = Strangers(max(1, min(STRANGERS, connections // 2)))
+        self._refusals = SparseLog(log)
         self._long_messages = threading.BoundedSemaphore(LONG_MESSAGES)
         self._feeders = Feeders(FEEDERS, "pdd-tcp-feed")
         self._links: dict[str, Link] = {}
@@ -116,19 +122,18 @@ class Sender:
                     continue
                 accepted += 1
                 try:
-                    self._begin(self._taken(listener), source, f"pdd-tcp-send-{accepted}")
+                    self._begin(*self._taken(listener), source, f"pdd-tcp-send-{accepted}")
                 except (OSError, RuntimeError) as error:
                     # A peer that left at once, or no file or thread to be had: later ones are to be served.
-                    log.warning("pdd-tcp: cannot accept: %s", error)
+                    self._refusals.warning("pdd-tcp: cannot accept: %s", error)
                     self._slots.release()
                     self._closing.wait(0.05)
 
-    def _taken(self, listener: socket.socket) -> socket.socket:
+    def _taken(self, listener: socket.socket) -> tuple[socket.socket, str]:
         sock, address = listener.accept()
         tls = self._context.tls
-        if tls is None:
-            return sock
-        return SecureSocket(sock, tls, server=True, peer=f"{address[0]}:{address[1]}")
+        peer = f"{address[0]}:{address[1]}"
+        return (sock if tls is None else SecureSocket(sock, tls, server=True)), peer
 
     def _expire(self) -> None:
         with self._lock:
@@ -136,9 +141,14 @@ class Sender:
         for channel in channels:
             channel.expire()
 
-    def _begin(self, sock: socket.socket, source: BlockSource, name: str) -> None:
-        thread = threading.Thread(target=self._connection, args=(sock, source, name), name=name, daemon=True)
+    def _begin(self, sock: socket.socket, peer: str, source: BlockSource, name: str) -> None:
+        thread = threading.Thread(target=self._connection, args=(sock, peer, source, name), name=name, daemon=True)
         with self._lock:
+            oldest = self._strangers.come(sock)
+            if oldest is not None:
+                shut(oldest)
+                crowd = self._strangers.most
+                self._refusals.warning("pdd-tcp: one is refused: it has not greeted, and %d others have come", crowd)
             # Ended threads are forgotten here rather than by themselves: `close` misses none that way.
             self._connections = {s: t for s, t in self._connections.items() if t.is_alive()}
             self._connections[sock] = thread
@@ -147,25 +157,36 @@ class Sender:
         except RuntimeError:
             with self._lock:
                 del self._connections[sock]
+                self._strangers.know(sock)
             sock.close()
             raise
 
-    def _connection(self, sock: socket.socket, source: BlockSource, name: str) -> None:
+    def _connection(self, sock: socket.socket, peer: str, source: BlockSource, name: str) -> None:
         try:
             set_up(sock, self._config.io_timeout)
-            self._serve(sock, source, name)
-        except Cut as cut:
-            log.debug("pdd-tcp: %s", cut)
-        except PddError as error:
-            log.info("pdd-tcp: %s", error)
+            self._serve(sock, peer, source, name)
+        except (Cut, PddError) as error:
+            self._tell(sock, peer, error)
         except Exception:
             log.exception("pdd-tcp: a connection failed")
         finally:
             with self._lock:
+                self._strangers.know(sock)
                 sock.close()
             self._slots.release()
 
-    def _serve(self, sock: socket.socket, source: BlockSource, name: str) -> None:
+    def _tell(self, sock: socket.socket, peer: str, error: Cut | PddError) -> None:
+        """Why a connection has ended. That one of the graph's leaves, or is lost, is nothing to speak of."""
+        with self._lock:
+            greeted = sock not in self._strangers
+        if self._closing.is_set() or (isinstance(error, Cut) and greeted and not isinstance(error, Damaged)):
+            log.debug("pdd-tcp: the connection from %s ended: %s", peer, error)
+        elif isinstance(error, Left):
+            log.debug("pdd-tcp: %s left without a greeting", peer)
+        else:
+            self._refusals.warning("pdd-tcp: connection from %s refused: %s", peer, error)
+
+    def _serve(self, sock: socket.socket, peer: str, source: BlockSource, name: str) -> None:
         try:
             if isinstance(sock, SecureSocket):
                 self._admit(sock)
@@ -174,10 +195,13 @@ class Sender:
             if outlet is None:
                 raise TransferError("the channel has ended, or has all its connections")
         except PddError as error:
+            self._tell(sock, peer, error)
             with contextlib.suppress(Cut):
                 send_all(sock, wire.pack(wire.Refuse(wire.short(error))), LAST_WORDS_SECONDS)
             take_leave(sock, LAST_WORDS_SECONDS)
-            raise
+            return
+        with self._lock:
+            self._strangers.know(sock)
         try:
             send_all(sock, wire.pack(self._welcome(channel)), self._config.io_timeout)
             outlet.start()
@@ -190,10 +214,8 @@ class Sender:
     def _admit(self, sock: SecureSocket) -> None:
         try:
             shake_hands(sock, min(HANDSHAKE_SECONDS, self._config.io_timeout))
-        except (Cut, TransferError) as error:
-            log.warning("pdd-tcp: connection from %s refused: %s", sock.peer, error)
-            if isinstance(error, TransferError):
-                sock.answer_in_clear(wire.pack(wire.Refuse(wire.short(error))))
+        except TransferError as error:
+            sock.answer_in_clear(wire.pack(wire.Refuse(wire.short(error))))
             raise
 
     def _welcome(self, channel: Channel) -> wire.Welcome:

@@ -42,6 +42,10 @@ class Cut(Exception):
     """The connection is of no use any more; what is missing may be asked for on another."""
 
 
+class Left(Cut):
+    """The peer closed it."""
+
+
 class Damaged(Cut):
     """A frame was not what its checksum says."""
 
@@ -85,7 +89,7 @@ class Intake:
         except OSError as error:
             raise broken(error) from error
         if not received:
-            raise Cut("the peer closed the connection")
+            raise Left("the peer closed the connection")
         self._empty = received < sum(map(len, memory))
         return received
 
@@ -216,7 +220,7 @@ def receive_message(sock: socket.socket, limit: int, until: float, gate: Gate = 
     with gate(length):
         body = _receive_by(sock, length, until)
     if wire.checksum_of(body) != checksum:
-        raise Cut("a message came damaged")
+        raise Damaged("a message is not what its checksum says")
     return body
 
 
@@ -232,7 +236,7 @@ def _receive_by(sock: socket.socket, length: int, until: float) -> bytearray:
         except OSError as error:
             raise broken(error) from error
         if not piece:
-            raise Cut("the peer closed the connection")
+            raise Left("the peer closed the connection")
         data += piece
     return data
 

@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections.abc import Mapping
 from struct import Struct
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import xxhash
@@ -30,6 +30,7 @@ BLOCK_LIMIT = 1 << 31
 """Bytes of one block."""
 SMALLEST_FRAME, LARGEST_FRAME = 4 << 10, 16 << 20
 NAME_BYTES = 16
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -65,7 +66,7 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
     """Begins a fetch on a channel. Names and lengths stand in two strings of bytes rather than in a list of objects,
     so that decoding takes no more memory than the message has bytes."""
 
-    number: int
+    number: Number
     """By which the frames of this fetch are known on the channel; each is larger than the one before."""
     request_id: str
     names: bytes
@@ -155,7 +156,7 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True, tag="subscribe"):
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """No more of this fetch. The sender says on each connection what its last frame was."""
 
-    number: int
+    number: Number
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
