@@ -6,6 +6,8 @@ from typing import Self
 
 from pydantic import BaseModel, ByteSize, Field, model_validator
 
+from pdd_runtime.graph.units import Duration
+
 
 class InProcessConfig(BaseModel, frozen=True, extra="forbid"):
     threads: int = Field(1, ge=1)
@@ -21,6 +23,12 @@ class InProcessConfig(BaseModel, frozen=True, extra="forbid"):
     token_budget: int = Field(128, ge=1)
     """Tokens in one forward pass: one for every decoding sequence, the rest for prompts and extends. Larger is a
     little faster at prefill; smaller keeps the pause short that a prompt makes between two tokens of the others."""
+    step_timeout: Duration = Field(120.0, gt=0)
+    """How long one forward pass may take, the first one included, which reads the weights that are not in memory yet.
+    One that takes longer hangs: the worker says where, and is started again."""
+    kv_wait: Duration = Field(30.0, gt=0)
+    """How long a request waits for blocks of KV while nothing is computed that could give it some. Then it fails, it
+    alone, and can be served elsewhere."""
     context_length: int | None = Field(None, ge=1)
     """Refuse longer sequences than this; by default the model's own limit."""
 

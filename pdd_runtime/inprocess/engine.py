@@ -10,9 +10,9 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import structs
 from pydantic import BaseModel
@@ -20,10 +20,10 @@ from pydantic import BaseModel
 from pdd_runtime.errors import Cancelled, EngineError, PddError, RequestError
 from pdd_runtime.inprocess.block_table import BlockTable
 from pdd_runtime.inprocess.config import InProcessConfig
+from pdd_runtime.inprocess.passes import Passes
 from pdd_runtime.inprocess.runner import Runner
 from pdd_runtime.inprocess.sampler import Sampler
-from pdd_runtime.inprocess.sampling import Logits
-from pdd_runtime.inprocess.scheduler import Planned, Scheduler
+from pdd_runtime.inprocess.scheduler import Scheduler
 from pdd_runtime.inprocess.sequence import Event, Sequence
 from pdd_runtime.kv import BlockStore, seed
 from pdd_runtime.plugins.acceptance import check_request
@@ -41,7 +41,6 @@ from pdd_runtime.plugins.engine import (
     PrefillEvent,
     PrefillRequest,
     Stopped,
-    Token,
     TokenizerFiles,
 )
 
@@ -51,9 +50,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RETRY = 0.05
-"""Seconds after which a sequence that waits for blocks looks again: others may release some without telling us."""
-
 
 class InProcessEngine(Engine):
     """All accounting happens on the event loop; the model computes in one thread of its own, and there the tokens are
@@ -61,6 +57,9 @@ class InProcessEngine(Engine):
 
     Config: ClassVar[type[BaseModel]] = InProcessConfig
     config: InProcessConfig
+    runner: Runner
+    """From its start on, as `passes`."""
+    passes: Passes
 
     def __init__(self, config: BaseModel, model: ModelSpec) -> None:
         super().__init__(config, model)
@@ -68,7 +67,6 @@ class InProcessEngine(Engine):
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix=f"pdd-{self.name}-guides")
         self._exits = ExitStack()
         self._sequences: set[Sequence] = set()
-        self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.Task[None] | None = None
@@ -98,7 +96,7 @@ class InProcessEngine(Engine):
             return self._info
         loop, config = asyncio.get_running_loop(), self.config
         self._host = host
-        runner = self._runner = await loop.run_in_executor(self._thread, self._begin)
+        runner = self.runner = await loop.run_in_executor(self._thread, self._begin)
         self._check_open()
         layout = runner.layout
         if layout.state_bytes:
@@ -111,6 +109,9 @@ class InProcessEngine(Engine):
         )
         self._check_open()
         self._scheduler = Scheduler(self._store, config.batch_limit, config.token_budget)
+        self.passes = Passes(
+            runner, self._scheduler, self._thread, step_timeout=config.step_timeout, kv_wait=config.kv_wait
+        )
         self._info = EngineInfo(
             model=runner.name,
             fingerprint=runner.fingerprint,
@@ -146,7 +147,7 @@ class InProcessEngine(Engine):
         for sequence in self._named(request_id):
             if not sequence.announces:  # a prefill makes its one token in any case
                 self._scheduler.seal(sequence, tokens)
-        self._work.set()
+        self.passes.wake()
 
     async def cancel(self, request_id: str) -> None:
         self._end(self._named(request_id), Cancelled("the request was cancelled", where=f"request {request_id}"))
@@ -164,10 +165,11 @@ class InProcessEngine(Engine):
             blocks_cached=stats.cached,
             blocks_total=stats.total,
             sessions=len(self._sequences),
+            silent=int(self.passes.seconds),
         )
 
     async def tokenizer(self) -> TokenizerFiles:
-        return self._runner.tokenizer
+        return self.runner.tokenizer
 
     async def drain(self) -> None:
         self._refusal = self._refusal or EngineError("the engine is draining", fix="use another worker")
@@ -180,6 +182,7 @@ class InProcessEngine(Engine):
             self._end(self._sequences, self._refusal)
             self._thread.submit(self._unload)  # behind a pass that still runs
         if self._loop is not None:
+            self.passes.stop()
             await self._loop
         await asyncio.to_thread(self._thread.shutdown)
         await asyncio.to_thread(self._compiler.shutdown)
@@ -203,7 +206,7 @@ class InProcessEngine(Engine):
         try:
             from pdd_runtime.inprocess.guides import Guides
 
-            return Guides(self._runner.tokenizer, self._runner.vocab)
+            return Guides(self.runner.tokenizer, self.runner.vocab)
         except ImportError as error:
             log.warning("no guided output: %s; pip install 'pdd-runtime[inprocess]'", error)
         except EngineError as error:
@@ -211,39 +214,17 @@ class InProcessEngine(Engine):
         return None
 
     async def _run(self) -> None:
-        """Plan a pass, have it computed, account for it; wait where there is nothing to compute."""
-        loop = asyncio.get_running_loop()
         try:
-            while not self._closed:
-                planned, forgotten = self._scheduler.plan(), self._scheduler.forgotten()
-                if planned or forgotten:
-                    try:
-                        tokens = await loop.run_in_executor(self._thread, self._pass, planned, forgotten)
-                    except Exception as error:
-                        log.exception("a forward pass failed")
-                        self._scheduler.fail(planned, _failure("the forward pass failed", error))
-                    else:
-                        self._scheduler.finish(planned, tokens)
-                else:
-                    self._work.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_RETRY if self._scheduler.waiting else None):
-                            await self._work.wait()
+            await self.passes.run()
         except Exception as error:
-            log.exception("the engine's loop crashed")
-            self._refusal = _failure("the engine's loop crashed", error)
+            log.exception("the engine can compute nothing more")
+            crash = EngineError("the engine's loop crashed", why=f"{type(error).__name__}: {error}")
+            self._refusal = error if isinstance(error, EngineError) else crash
             self._end(self._sequences, self._refusal)
+            for sequence in self._sequences:
+                # A pass that hangs may write into its blocks yet: they go to nobody else, and nobody waits for them.
+                sequence.freed.set()
             self._host.failed(self._refusal)
-
-    def _pass(self, planned: Planned, forgotten: list[int]) -> list[Token | PddError | None]:
-        """In the model's thread: for each chunk the token behind it, where one is wanted, or why none can be chosen."""
-        if forgotten:
-            self._runner.forget(forgotten)
-        rows = self._runner.step([chunk for _, chunk in planned]) if planned else ()
-        return [
-            _choose(sequence.sampler, row, chunk.end) if chunk.samples else None
-            for (sequence, chunk), row in zip(planned, rows, strict=True)
-        ]
 
     def _sequence(
         self,
@@ -260,9 +241,7 @@ class InProcessEngine(Engine):
         tokens = request.tokens
         # The last token is chosen, but its KV is not computed.
         needed = -(-max(len(tokens), end - 1) // self._store.layout.block_size)
-        check_request(
-            request, vocab=self._runner.vocab, context=self._context, needed=needed, blocks=self._store.blocks
-        )
+        check_request(request, vocab=self.runner.vocab, context=self._context, needed=needed, blocks=self._store.blocks)
         if request.sampling.guide is not None and self._guides is None:
             raise RequestError("the engine cannot do this: guided")
         table = BlockTable(self._store, self._root(request.salt))
@@ -277,15 +256,14 @@ class InProcessEngine(Engine):
         try:
             if sequence.sampler.sampling.guide is not None and self._guides is not None:
                 # Whether it can be followed is known before anything is computed.
-                prepare = partial(sequence.sampler.prepare, self._guides, samples=sequence.samples)
-                await asyncio.get_running_loop().run_in_executor(self._compiler, prepare)
+                await self._prepared(sequence, self._guides)
             if not sequence.over:
                 self._scheduler.add(sequence)
-                self._work.set()
+                self.passes.wake()
             yield
         finally:
             self._scheduler.remove(sequence)
-            self._work.set()
+            self.passes.wake()
             try:
                 await sequence.freed.wait()  # a pass may still be writing into its blocks
             finally:
@@ -293,34 +271,33 @@ class InProcessEngine(Engine):
                 if not self._sequences:
                     self._idle.set()
 
+    async def _prepared(self, sequence: Sequence, guides: Guides) -> None:
+        """Return when its guide is compiled, or when it has been given up."""
+        prepare = partial(sequence.sampler.prepare, guides, samples=sequence.samples)
+        loop = asyncio.get_running_loop()
+        compiling = loop.run_in_executor(self._compiler, prepare)
+        given_up = asyncio.ensure_future(sequence.freed.wait())
+        first: set[asyncio.Future[Any]] = {compiling, given_up}
+        try:
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if compiling.done():
+                compiling.result()
+        finally:
+            given_up.cancel()
+            compiling.cancel()
+
     def _end(self, sequences: Iterable[Sequence], error: PddError) -> None:
         for sequence in tuple(sequences):
             sequence.fail(error)
             self._scheduler.remove(sequence)
-        self._work.set()
+            self.passes.wake()
 
     def _named(self, request_id: str) -> list[Sequence]:
         return [sequence for sequence in self._sequences if sequence.id == request_id]
 
     @property
     def _context(self) -> int:
-        return self._runner.context
+        return self.runner.context
 
     def _root(self, salt: str) -> bytes:
-        return seed(self._runner.fingerprint, self._store.layout.spec, salt=salt)
-
-
-def _choose(sampler: Sampler, logits: Logits | None, position: int) -> Token | PddError:
-    """One request's trouble is no other's."""
-    assert logits is not None, "no logits of a chunk that samples"
-    try:
-        return sampler.sample(logits, position)
-    except PddError as error:
-        return error
-    except Exception as error:
-        log.exception("a token cannot be chosen")
-        return _failure("the token cannot be chosen", error)
-
-
-def _failure(what: str, error: Exception) -> EngineError:
-    return EngineError(what, why=f"{type(error).__name__}: {error}")
+        return seed(self.runner.fingerprint, self._store.layout.spec, salt=salt)

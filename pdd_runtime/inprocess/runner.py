@@ -39,7 +39,10 @@ class Runner(ABC):
         if it samples; they are read before the next call, and never written.
 
         When it returns, the KV of [start, end) of each chunk must be in its blocks. A chunk with `start` > 0 of a
-        sequence that the runner has not seen, or was told to forget, begins with KV that is in the blocks already."""
+        sequence that the runner has not seen, or was told to forget, begins with KV that is in the blocks already.
+
+        Whatever it raises, the chunks may come again, one by one, after their sequences were forgotten. `MemoryError`:
+        there was none for what the pass needs beside the blocks."""
 
     def forget(self, sequences: Sequence[int]) -> None:  # noqa: B027 - most keep nothing
         """These have ended, or gave their blocks back for now: what is kept of them beside the blocks can go. Some it

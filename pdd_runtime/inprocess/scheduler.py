@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import count
 
+from pdd_runtime.clock import now
 from pdd_runtime.errors import CapacityError, PddError
 from pdd_runtime.inprocess.chunk import Chunk
 from pdd_runtime.inprocess.sequence import Sequence
@@ -26,7 +27,7 @@ class Scheduler:
         self._forgotten: list[int] = []
 
     def add(self, sequence: Sequence) -> None:
-        sequence.number = next(self._numbers)
+        sequence.number, sequence.since = next(self._numbers), now()
         self.waiting.append(sequence)
 
     def plan(self) -> Planned:
@@ -60,13 +61,6 @@ class Scheduler:
                 self._retire(sequence)
             else:
                 self.remove(sequence)
-
-    def fail(self, planned: Planned, error: PddError) -> None:
-        """The pass has failed: so have its sequences."""
-        for sequence, _ in planned:
-            sequence.in_step = False
-            sequence.fail(error)
-            self.remove(sequence)
 
     def seal(self, sequence: Sequence, tokens: int) -> None:
         sequence.seal(tokens)

@@ -38,6 +38,8 @@ class Sequence:
         self.end = end
         self.number = 0
         """The engine's own name for it, given by the scheduler."""
+        self.since = 0.0
+        """When the scheduler was given it."""
         self.over = False
         """Nothing more is to be computed."""
         self.in_step = False

@@ -104,6 +104,11 @@ class EngineHarness:
         assert self._host.names is not None, "an engine with portable KV has a store"
         return self._host.names
 
+    @property
+    def failure(self) -> EngineError | None:
+        """What the engine has told its host, where it can serve nothing more."""
+        return self._host.failure
+
     def new_id(self) -> str:
         self._requests += 1
         return f"test-{self._requests}"

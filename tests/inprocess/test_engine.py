@@ -19,6 +19,7 @@ from pdd_runtime.plugins.engine import Engine, Extended, Guide, ModelSpec, Sampl
 from pdd_runtime.testing.byte_tokenizer import byte_tokenizer
 from pdd_runtime.testing.engine_harness import EngineHarness, StoreHost
 from pdd_runtime.testing.engine_suite import EngineConformance
+from pdd_runtime.testing.inprocess_suite import InProcessFaults
 from tests.inprocess import toy
 from tests.inprocess.toy import ToyEngine, ToyRunner
 from tests.waiting import PATIENCE, until
@@ -26,7 +27,7 @@ from tests.waiting import PATIENCE, until
 SEEDED = Sampling(temperature=0.8, top_p=0.95, seed=42)
 
 
-class TestToyEngine(EngineConformance):
+class TestToyEngine(InProcessFaults, EngineConformance):
     plugin = ToyEngine
 
     @pytest.fixture
@@ -51,7 +52,7 @@ async def started(**config: Any) -> AsyncGenerator[EngineHarness, None]:
 
 
 def runner_of(harness: EngineHarness) -> ToyRunner:
-    runner: ToyRunner = harness.engine._runner  # type: ignore[attr-defined]
+    runner: ToyRunner = harness.engine.runner  # type: ignore[attr-defined]
     return runner
 
 
@@ -80,6 +81,20 @@ async def test_a_request_that_never_fits_is_refused_with_both_numbers() -> None:
             with pytest.raises(RequestError):
                 await harness.generate(tokens, 1)
         await harness.idle()
+
+
+async def test_who_waits_too_long_for_blocks_that_others_hold_fails_and_lets_the_next_by() -> None:
+    async with started(kv_blocks=10, kv_wait="200ms") as harness:
+        held = harness.store.allocate(7)
+        large = asyncio.create_task(harness.generate(text(100), 2))
+        await busy(harness, running=0, waiting=1)
+        small = asyncio.create_task(harness.generate(text(20), 2))
+        with pytest.raises(CapacityError, match="kv_wait"):
+            await large
+        assert len(await small) == 2
+        harness.store.release(held)
+        await harness.idle()
+        assert len(await harness.generate(text(100), 2)) == 2
 
 
 async def test_the_context_ends_an_answer() -> None:
@@ -188,6 +203,7 @@ async def test_a_failed_pass_ends_its_requests_and_no_other(monkeypatch: pytest.
         monkeypatch.setattr(runner_of(harness), "step", lambda chunks: 1 / 0)
         with pytest.raises(EngineError, match="ZeroDivisionError"):
             await harness.generate(text(10), 5)
+        assert harness.failure is None
         monkeypatch.undo()
         assert await harness.generate(text(10), 5) == expected
         await harness.idle()

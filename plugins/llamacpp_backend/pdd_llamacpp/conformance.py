@@ -11,6 +11,7 @@ from pdd_llamacpp.engine import LlamaCppEngine
 from pdd_llamacpp.testing import build_tiny_gguf
 from pdd_runtime.plugins.engine import Engine, ModelSpec
 from pdd_runtime.testing.engine_suite import EngineConformance
+from pdd_runtime.testing.inprocess_suite import InProcessFaults
 
 
 class LlamaCppConformance(EngineConformance):
@@ -21,7 +22,7 @@ class LlamaCppConformance(EngineConformance):
         return ModelSpec(source=str(build_tiny_gguf(tmp_path / "tiny.gguf")))
 
 
-class TestFloat16(LlamaCppConformance):
+class TestFloat16(InProcessFaults, LlamaCppConformance):
     @pytest.fixture
     def engine(self, model: ModelSpec) -> Engine:
         return LlamaCppEngine(LlamaCppEngine.Config(kv_blocks=64), model)

@@ -18,6 +18,8 @@ from pdd_runtime.errors import EngineError
 Logits = NDArray[np.float32]
 
 _FLASH_ATTENTION = 1
+_NO_MEMORY = -2
+"""What llama_decode returns where it could not allocate what a batch needs."""
 _ROPES: dict[int, Literal["interleaved", "half"]] = {0: "interleaved", 2: "half"}
 """Which elements of K are turned together, by llama.cpp's number."""
 
@@ -89,7 +91,8 @@ class Context:
 
     def decode(self, parts: Sequence[Part]) -> list[Logits | None]:
         """Compute the KV of all parts in one pass. Returns for each the logits behind its last token, `[vocab]`, which
-        the next call overwrites. Raises `EngineError`; what the cells of these sequences hold is then unknown."""
+        the next call overwrites. Raises `EngineError` and `MemoryError`; what the cells of these sequences hold is then
+        unknown."""
         lengths = [len(part.tokens) for part in parts]
         last = np.cumsum(lengths) - 1
         tokens = np.concatenate([np.asarray(part.tokens, np.int32) for part in parts])
@@ -111,6 +114,8 @@ class Context:
         )
         with complaints() as why:
             status = self._api.llama_decode(self._handle, batch)
+        if status == _NO_MEMORY:
+            raise MemoryError("; ".join(("llama_decode found no memory", *why)))
         if status:
             raise EngineError(f"llama_decode returned {status}", why="; ".join(why))
         return [self._logits(at) if part.samples else None for at, part in zip(last.tolist(), parts, strict=True)]

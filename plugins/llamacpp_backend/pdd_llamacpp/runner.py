@@ -141,7 +141,7 @@ class LlamaCppRunner(Runner):
             logits = self._open_context.decode(parts)
             for chunk, part in zip(chunks, parts, strict=True):
                 self.save(chunk, part.sequence)
-        except EngineError:
+        except Exception:
             self.forget([chunk.sequence for chunk in chunks])
             self._open_context.forget(self._transit)
             raise

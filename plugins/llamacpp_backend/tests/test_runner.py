@@ -160,9 +160,9 @@ def test_cells_are_found_wherever_they_are_free(compute: Compute) -> None:
             computer.store.release(table)
 
 
-@pytest.mark.parametrize("call", ["decode", "read", "write"])
+@pytest.mark.parametrize(("call", "kind"), [("decode", EngineError), ("read", MemoryError), ("write", EngineError)])
 def test_what_fails_leaves_nothing_of_its_sequences(
-    compute: Compute, monkeypatch: pytest.MonkeyPatch, call: str
+    compute: Compute, monkeypatch: pytest.MonkeyPatch, call: str, kind: type[Exception]
 ) -> None:
     computer = compute(cells=256, context_length=256)
     blocks = computer.blocks(240)
@@ -170,16 +170,16 @@ def test_what_fails_leaves_nothing_of_its_sequences(
     computer.run((1, 128, 230, blocks))
     (expected,) = computer.run((1, 230, 240, blocks))
     computer.runner.forget([1])
-    monkeypatch.setattr(computer.runner._context, call, lambda *_: failing())
-    with pytest.raises(EngineError, match="as if"):
+
+    def failing(*_: object) -> None:
+        raise kind("as if llama.cpp had failed")
+
+    monkeypatch.setattr(computer.runner._context, call, failing)
+    with pytest.raises(kind, match="as if"):
         computer.run((1, 230, 240, blocks))
     monkeypatch.undo()
     assert computer.runner._held == {}
     assert same(computer.run((2, 230, 240, blocks))[0], expected)
-
-
-def failing() -> None:
-    raise EngineError("as if llama.cpp had failed")
 
 
 def test_too_few_cells_for_one_sequence_are_refused(compute: Compute) -> None:

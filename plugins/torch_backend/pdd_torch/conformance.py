@@ -8,6 +8,7 @@ import pytest
 
 from pdd_runtime.plugins.engine import Engine, ModelSpec
 from pdd_runtime.testing.engine_suite import EngineConformance
+from pdd_runtime.testing.inprocess_suite import InProcessFaults
 from pdd_torch.engine import TorchEngine
 from pdd_torch.testing import build_tiny_model
 
@@ -20,7 +21,7 @@ class TorchConformance(EngineConformance):
         return build_tiny_model(tmp_path / "tiny")
 
 
-class TestFast(TorchConformance):
+class TestFast(InProcessFaults, TorchConformance):
     @pytest.fixture
     def engine(self, model: Path) -> Engine:
         return TorchEngine(TorchEngine.Config(kv_blocks=64), ModelSpec(source=str(model), mode="fast"))

@@ -51,5 +51,11 @@ class TorchRunner(Runner):
         )
 
     def step(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32] | None]:
-        rows = iter(self.model.forward(chunks).numpy())
+        try:
+            rows = iter(self.model.forward(chunks).numpy())
+        except RuntimeError as error:
+            # Of a CPU's memory torch says so in words alone.
+            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                raise MemoryError(str(error)) from error
+            raise
         return [next(rows) if chunk.samples else None for chunk in chunks]

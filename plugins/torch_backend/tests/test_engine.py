@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec import structs
 from pdd_torch.conformance import TestExact, TestExactBfloat16, TestFast
 from pdd_torch.engine import TorchEngine
 from tokenizers import Tokenizer
 
-from pdd_runtime.errors import EngineError
+from pdd_runtime.errors import CapacityError, EngineError
 from pdd_runtime.plugins.engine import Guide, ModelSpec, Sampling
 from pdd_runtime.testing.byte_tokenizer import END
 from pdd_runtime.testing.engine_harness import GREEDY, EngineHarness
@@ -55,6 +56,27 @@ async def test_tokens_depend_on_no_setting(started: Started, sampling: Sampling)
         async with started(**config) as harness:
             answers.append(await asyncio.gather(*(harness.generate(tokens, 40, sampling) for tokens in prompts)))
     assert answers == [answers[0]] * len(answers)
+
+
+async def test_memory_that_torch_does_not_get_is_no_fault_of_the_others(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started() as harness:
+        forward = harness.engine.runner.model.forward
+
+        def greedy_for_memory(chunks: list[Any]) -> Any:
+            if any(chunk.end > 100 for chunk in chunks):
+                torch.empty(1 << 50, dtype=torch.uint8)
+            return forward(chunks)
+
+        monkeypatch.setattr(harness.engine.runner.model, "forward", greedy_for_memory)
+        small, large = await asyncio.gather(
+            harness.generate(text(20), 30), harness.generate(text(90), 30), return_exceptions=True
+        )
+        assert len(small) == 30
+        assert isinstance(large, CapacityError)
+        assert "allocate memory" in str(large)
+        await harness.idle()
 
 
 async def test_a_preempted_request_answers_as_if_it_had_not_been(started: Started) -> None:
