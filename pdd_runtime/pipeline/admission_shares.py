@@ -25,7 +25,7 @@ class Asking(Protocol):
 
 A = TypeVar("A", bound=Asking)
 REMEMBERED = 4096
-"""Tenants of which is known how much they had, at most; those who are ahead are never forgotten."""
+"""Tenants of which is known how much they had; of more, those who had least are forgotten."""
 
 
 class FairQueue(Generic[A]):
@@ -133,10 +133,9 @@ class FairQueue(Generic[A]):
     def _arrive(self, tenant: str) -> None:
         self._served[tenant] = max(self._served.get(tenant, 0.0), self._now)
         if len(self._served) > REMEMBERED:
-            waiting = self.lengths()
-            self._served = {
-                name: served for name, served in self._served.items() if served > self._now or name in waiting
-            } | {tenant: self._served[tenant]}
+            kept = {name: self._served[name] for name in (*self.lengths(), tenant)}
+            most = sorted(self._served.items(), key=lambda had: had[1], reverse=True)[: REMEMBERED // 2]
+            self._served = dict(most) | kept
 
 
 class DrainRate:
@@ -148,19 +147,25 @@ class DrainRate:
     """Seconds of waiting after which something is known."""
 
     def __init__(self) -> None:
-        self._count = self._time = self._at = 0.0
+        self._count = self._time = self._at = self._last = 0.0
         self._waiting = False
 
     def step(self, at: float, left: int, waiting: bool) -> None:
         """At `at`, `left` of them leave for a worker, and from now on some wait, or none."""
         self._to(at)
         self._count += left
+        if left or not waiting or not self._waiting:
+            self._last = at
         self._waiting = waiting
 
     def per_second(self, at: float) -> float | None:
         """None: not known."""
         self._to(at)
         return self._count / self._time if self._time >= self.LEAST and self._count else None
+
+    def stuck(self, at: float) -> float:
+        """Seconds since one left, or the first came."""
+        return at - self._last
 
     def _to(self, at: float) -> None:
         if self._waiting:
