@@ -14,6 +14,7 @@ from pdd_runtime.graph.document import Route
 from pdd_runtime.plugins.encryption import in_clear
 from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.plugins.exchange import obstacles
+from pdd_runtime.plugins.exposure import exposed
 from pdd_runtime.plugins.fixed_ports import clashes
 from pdd_runtime.plugins.manager import PluginManager
 from pdd_runtime.plugins.native import kv_kind, native_faults
@@ -25,7 +26,7 @@ def preflight(loaded: LoadedGraph, plugins: PluginManager) -> list[PddError]:
     """Everything that is wrong, each with its place in the graph's file."""
     faults = [*_references(loaded, plugins)]
     # What compares settings needs settings that are right.
-    checks = (_handoff_edges, _attached, clashes, _capabilities, native_faults, obstacles, in_clear)
+    checks = (_handoff_edges, _attached, clashes, _capabilities, native_faults, obstacles, in_clear, exposed)
     return faults or [fault for check in checks for fault in check(loaded, plugins)]
 
 

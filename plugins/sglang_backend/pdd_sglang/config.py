@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from pdd_runtime.graph.units import Duration
+from pdd_runtime.plugins.exposure import InClear
 from pdd_runtime.server.config import ServerConfig
 from pdd_runtime.server.flags import flag_of
 
@@ -84,9 +85,10 @@ class SglangConfig(ServerConfig, frozen=True, extra="forbid"):
     data_plane: Literal["pdd", "mooncake", "mooncake_tcp", "nixl"] = "pdd"
     """What moves KV: `pdd` our agents, over the transports of the graph's edges; any other SGLang's own
     disaggregation with that transfer backend, between pools that all have it (`mooncake_tcp`: without RDMA)."""
-    transfer_host: str = "127.0.0.1"
+    transfer_host: Annotated[str, InClear("its KV and its API")] = "127.0.0.1"
     """SGLang's own transfer: the IP address of this host at which the servers that it exchanges KV with reach it.
-    Neither that transfer nor the API of a prefill server, which then listens there too, knows whom it speaks with."""
+    Neither that transfer nor the API of a prefill server, which then listens there too, knows whom it speaks with:
+    beyond the host its cluster must be `insecure`."""
     bootstrap_port: int = Field(0, ge=0, le=65535)
     """SGLang's own transfer: where a prefill server is asked for its KV; 0: a free one."""
     transfer_timeout: Duration = Field(300.0, ge=1)

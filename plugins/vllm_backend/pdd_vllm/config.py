@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from pdd_runtime.graph.units import Duration
+from pdd_runtime.plugins.exposure import InClear
 from pdd_runtime.server.config import ServerConfig
 from pdd_runtime.server.flags import flag_of
 
@@ -47,9 +48,9 @@ class VllmConfig(ServerConfig, frozen=True, extra="forbid"):
     data_plane: Literal["pdd", "nixl"] = "pdd"
     """What KV goes by. `pdd`: our connector and the worker's agent, to engines of any kind. `nixl`: vLLM's own
     NixlConnector, from vLLM to vLLM; its edges have no transport."""
-    nixl_host: str = Field("127.0.0.1", min_length=1)
+    nixl_host: Annotated[str, InClear("its KV")] = Field("127.0.0.1", min_length=1)
     """With `nixl`: the address of this host by which the readers' servers reach it. What they say there is not
-    encrypted, nor is the KV that follows."""
+    encrypted, nor is the KV that follows: beyond the host its cluster must be `insecure`."""
     nixl_port: int = Field(0, ge=0, le=65535)
     """With `nixl`: where they ask for what they need to read; 0: a free one."""
     lease: Duration = Field(120.0, ge=12, le=86400)
