@@ -60,6 +60,7 @@ MakeAgent = Callable[[str], Agent]
 def load(config: RdmaConfig) -> MakeAgent:
     """What makes an agent of that name. Raises `PluginError` where NIXL is not installed, or no device can be used."""
     api = _import()
+    _leave_out_efa()
     if not config.tls and "UCX_TLS" not in os.environ:
         _require_device(config)
     options = {"engine_config": f"TLS={config.tls or 'all'}"}
@@ -102,6 +103,15 @@ def _to_our_log() -> None:
     nixl.handlers.clear()
     nixl.propagate = True
     nixl.setLevel(logging.WARNING)
+
+
+def _leave_out_efa() -> None:
+    """UCX's module for AWS's adapters needs the host's libefa, which brings the host's libnl beside the one in NIXL's
+    package; at the process's end a destructor of the one walks the other's list, and segfaults (NIXL 1.5.1), in
+    whatever order agents and memory were given back. Where there is no such adapter, the module is of no use."""
+    drivers = {driver.resolve().name for driver in DEVICES.glob("*/device/driver")}
+    if "efa" not in drivers:
+        os.environ.setdefault("UCX_MODULES", "^efa")
 
 
 def _require_device(config: RdmaConfig) -> None:

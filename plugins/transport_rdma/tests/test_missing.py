@@ -39,6 +39,21 @@ try:
 except PluginError as error:
     print(error)
 """
+ONE_AGENT = """
+import sys
+from pdd_rdma.config import RdmaConfig
+from pdd_rdma.library import load
+
+agent = load(RdmaConfig(tls="all"))("alone")
+if sys.argv[1] == "given back":
+    del agent
+"""
+
+
+@pytest.mark.parametrize("agent", ["given back", "left"])
+def test_a_process_that_has_had_an_agent_ends_in_order(agent: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ONE_AGENT, agent], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_nixl_the_plugin_is_listed_and_says_what_to_install() -> None:
