@@ -26,6 +26,16 @@ def seal_next(view: HandoffView) -> Step:
     return Step("seal", view.known + 1 if making else view.known)
 
 
+def seal_at_once(view: HandoffView, config: HandoffConfig) -> Step:
+    """Seal as soon as main has the prompt's KV, and the relay has made its minimum."""
+    if not view.main_ready or view.known == 0:
+        return WAIT
+    step = seal_next(view)
+    if view.relay_stopped:
+        return step
+    return Step("seal", max(step.tokens, 1 + config.min_relay_tokens))
+
+
 class OneShot(HandoffStrategy):
     """Seals as soon as main has the prompt's KV; main then extends over everything at once.
 
@@ -35,12 +45,7 @@ class OneShot(HandoffStrategy):
     name = "one-shot"
 
     def step(self, view: HandoffView) -> Step:
-        if not view.main_ready or view.known == 0:
-            return WAIT
-        step = seal_next(view)
-        if view.relay_stopped:
-            return step
-        return Step("seal", max(step.tokens, 1 + self.config.min_relay_tokens))
+        return seal_at_once(view, self.config)
 
 
 class KvTransfer(OneShot):
@@ -108,6 +113,38 @@ class CatchUp(HandoffStrategy):
         return seal_next(view)
 
 
+class AdaptiveConfig(CatchUpConfig):
+    busy: float = Field(default=0.75, gt=0)
+    """The relay's load (running and waiting requests over its batch limit) from which it is let go at once."""
+    busy_tokens: int = Field(default=256, ge=1)
+    """What the relay makes at most for a request that it begins under that load; the more load, the less."""
+
+
+class Adaptive(CatchUp):
+    """`catch-up` while the relay has room, and `one-shot` while it is busy (the PDD report's rule).
+
+    Its bound follows the load as well: `busy_tokens * busy / load` from `busy` on, so that what all its requests may
+    still make stays the same however many they are. Below, it is `max_relay_tokens` alone.
+    """
+
+    name = "adaptive"
+    Config: ClassVar[type[HandoffConfig]] = AdaptiveConfig
+
+    def step(self, view: HandoffView) -> Step:
+        assert isinstance(self.config, AdaptiveConfig)
+        if view.relay_load >= self.config.busy and not view.extending:
+            return seal_at_once(view, self.config)
+        return super().step(view)
+
+    def relay_bound(self, relay_load: float) -> int | None:
+        assert isinstance(self.config, AdaptiveConfig)
+        most = self.config.max_relay_tokens
+        if relay_load < self.config.busy:
+            return most
+        bound = max(1, self.config.min_relay_tokens, int(self.config.busy_tokens * self.config.busy / relay_load))
+        return bound if most is None else min(bound, most)
+
+
 @hookimpl
 def pdd_register_handoff_strategies() -> list[type[HandoffStrategy]]:
-    return [OneShot, CatchUp, Stay, KvTransfer]
+    return [OneShot, CatchUp, Adaptive, Stay, KvTransfer]

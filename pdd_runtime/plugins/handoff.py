@@ -15,7 +15,8 @@ class HandoffConfig(BaseModel, extra="forbid"):
     min_relay_tokens: int = Field(0, ge=0)
     """Do not seal before the relay has made this many tokens."""
     max_relay_tokens: int | None = Field(None, ge=1)
-    """The relay's output bound for one request; it then waits for main. None: the request's own bound."""
+    """The relay's output bound for one request; it then waits for main. None: the request's own bound. A strategy may
+    set a lower one by the relay's load."""
 
     @model_validator(mode="after")
     def _ordered(self) -> HandoffConfig:
@@ -70,6 +71,12 @@ class HandoffStrategy(ABC):
 
     def __init__(self, config: HandoffConfig) -> None:
         self.config = config
+
+    def relay_bound(self, relay_load: float) -> int | None:
+        """How many tokens the relay may make for a request that it begins under this load (as `HandoffView` has it);
+        it then waits for main. None: the request's own bound. Between `min_relay_tokens`, at least 1, and
+        `max_relay_tokens`."""
+        return self.config.max_relay_tokens
 
     @abstractmethod
     def step(self, view: HandoffView) -> Step:

@@ -24,6 +24,7 @@ class Pair:
     ready_at: int
     """The tick at which main has the prompt's KV."""
     max_tokens: int
+    relay_load: float = 0.5
     seen: list[tuple[HandoffView, Step]] = field(default_factory=list)
     """What the strategy was asked, and what it said."""
 
@@ -55,7 +56,7 @@ class Pair:
                 rounds=rounds,
                 last_outstanding=last,
                 relay_stopped=known == bound,
-                relay_load=0.5,
+                relay_load=self.relay_load,
             )
             step = self.strategy.step(view)
             self.seen.append((view, step))
@@ -72,7 +73,7 @@ class Pair:
     @property
     def _bound(self) -> int:
         """Output tokens at which the relay stops by itself; the first is the prefill's."""
-        relay = self.strategy.config.max_relay_tokens
+        relay = self.strategy.relay_bound(self.relay_load)
         return self.max_tokens if relay is None else min(self.max_tokens, 1 + relay)
 
     @staticmethod

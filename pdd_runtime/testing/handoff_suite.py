@@ -135,10 +135,22 @@ class HandoffConformance:
         step = bounded(strategy, {"min_relay_tokens": 0, "max_relay_tokens": 63}).step(now)
         assert step == Step("seal", 64) or step.kind == "extend", f"it said {step.kind}, and the session would hang"
 
+    @PROPERTY
+    @given(bounds(), st.floats(0, 20))
+    def test_the_relays_bound_is_within_its_limits_under_every_load(
+        self, strategy: HandoffStrategy, limits: dict[str, Any], load: float
+    ) -> None:
+        bound = bounded(strategy, limits).relay_bound(load)
+        most = limits["max_relay_tokens"]
+        assert bound is not None or most is None
+        if bound is not None:
+            assert bound >= max(1, limits["min_relay_tokens"])
+            assert most is None or bound <= most
+
     # Whole sessions
 
     @PROPERTY
-    @given(bounds(), RATES, RATES, st.integers(0, 50), st.integers(0, 500))
+    @given(bounds(), RATES, RATES, st.integers(0, 50), st.integers(0, 500), st.floats(0, 4))
     def test_every_session_is_handed_off_or_ends(
         self,
         strategy: HandoffStrategy,
@@ -147,8 +159,9 @@ class HandoffConformance:
         extend_rate: float,
         latency: int,
         ready_at: int,
+        load: float,
     ) -> None:
-        pair = Pair(bounded(strategy, limits), relay_rate, extend_rate, latency, ready_at, MAX_TOKENS)
+        pair = Pair(bounded(strategy, limits), relay_rate, extend_rate, latency, ready_at, MAX_TOKENS, load)
         how, tokens = pair.run()
         relay_tokens = tokens - 1
         if how == "sealed":

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdd_runtime.pipeline.handoff_strategies import CatchUp, KvTransfer, OneShot, Stay
-from pdd_runtime.plugins.handoff import HandoffStrategy, Step
+from pdd_runtime.pipeline.handoff_strategies import Adaptive, CatchUp, KvTransfer, OneShot, Stay
+from pdd_runtime.plugins.handoff import HandoffStrategy, HandoffView, Step
 from pdd_runtime.testing.handoff_simulation import Pair
-from pdd_runtime.testing.handoff_suite import RATES, bounds, view
+from pdd_runtime.testing.handoff_suite import RATES, bounds, view, views
 
-ALL: list[type[HandoffStrategy]] = [OneShot, CatchUp, Stay, KvTransfer]
-SEALING: list[type[HandoffStrategy]] = [OneShot, CatchUp, KvTransfer]
+ALL: list[type[HandoffStrategy]] = [OneShot, CatchUp, Adaptive, Stay, KvTransfer]
+SEALING: list[type[HandoffStrategy]] = [OneShot, CatchUp, Adaptive, KvTransfer]
 
 
 def make(cls: type[HandoffStrategy], **config: Any) -> HandoffStrategy:
@@ -49,7 +49,7 @@ def test_one_shot_lets_the_relay_make_its_minimum(cls: type[HandoffStrategy]) ->
 
 
 def test_what_moves_the_relays_kv_says_so() -> None:
-    assert [make(cls).carries for cls in ALL] == ["tokens", "tokens", "tokens", "kv"]
+    assert [make(cls).carries for cls in ALL] == ["tokens", "tokens", "tokens", "tokens", "kv"]
 
 
 def test_catch_up_extends_before_it_seals() -> None:
@@ -86,12 +86,34 @@ def test_a_relay_at_its_bound_waits_for_main_only(cls: type[HandoffStrategy]) ->
     assert strategy.step(view(64, relay_stopped=True, main_ready=False)).kind == "wait"
 
 
+@settings(deadline=None)
+@given(views(), bounds())
+def test_adaptive_catches_up_while_the_relay_has_room_and_lets_it_go_at_once_while_it_is_busy(
+    now: HandoffView, limits: dict[str, Any]
+) -> None:
+    other = CatchUp if now.relay_load < 0.75 or now.extending else OneShot
+    assert make(Adaptive, **limits).step(now) == make(other, **limits).step(now)
+
+
+@given(bounds(), st.floats(0, 10), st.floats(0, 10))
+def test_the_busier_the_relay_the_lower_its_bound(limits: dict[str, Any], one: float, other: float) -> None:
+    strategy = make(Adaptive, **limits)
+    less, more = (strategy.relay_bound(load) for load in sorted((one, other)))
+    assert less is None or (more is not None and more <= less)
+    assert strategy.relay_bound(0.0) == limits["max_relay_tokens"]
+
+
+def test_a_busy_relays_bound_is_shared_by_all_that_are_there() -> None:
+    strategy = make(Adaptive, busy=0.5, busy_tokens=100)
+    assert [strategy.relay_bound(load) for load in (0.4, 0.5, 1.0, 2.0, 1000.0)] == [None, 100, 50, 25, 1]
+
+
 def test_none_stays() -> None:
     assert make(Stay).step(view(500)).kind == "stay"
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(ALL), bounds(), RATES, RATES, st.integers(0, 50), st.integers(0, 500))
+@given(st.sampled_from(ALL), bounds(), RATES, RATES, st.integers(0, 50), st.integers(0, 500), st.floats(0, 4))
 def test_every_session_reaches_the_seal_and_respects_the_relays_bounds(
     cls: type[HandoffStrategy],
     config: dict[str, Any],
@@ -99,12 +121,13 @@ def test_every_session_reaches_the_seal_and_respects_the_relays_bounds(
     extend_rate: float,
     latency: int,
     ready_at: int,
+    load: float,
 ) -> None:
     strategy = make(cls, **config)
     # Where an extend takes at most half of the time in which the relay made its tokens, what is outstanding halves with
     # each round but for the latency's share: twenty rounds are plenty, of which none takes over 150 ticks in the end.
     most = int(relay_rate * (ready_at + 3000)) + 500
-    pair = Pair(strategy, relay_rate, extend_rate, latency, ready_at, max_tokens=most)
+    pair = Pair(strategy, relay_rate, extend_rate, latency, ready_at, max_tokens=most, relay_load=load)
     how, tokens = pair.run()
     relay_tokens = tokens - 1
     if cls is Stay and config["max_relay_tokens"] is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdd_runtime.pipeline.handoff_strategies import CatchUp, KvTransfer, OneShot, Stay
+from pdd_runtime.pipeline.handoff_strategies import Adaptive, CatchUp, KvTransfer, OneShot, Stay
 from pdd_runtime.plugins.handoff import HandoffStrategy, HandoffView, Step
 from pdd_runtime.testing.handoff_suite import HandoffConformance
 from tests.testing.outcomes import outcomes
@@ -24,6 +24,16 @@ class TestImpatientCatchUp(HandoffConformance):
     @pytest.fixture
     def strategy(self) -> HandoffStrategy:
         return CatchUp(CatchUp.Config.model_validate({"threshold": 1, "seal_at": 0, "patience": 1}))
+
+
+class TestAdaptive(HandoffConformance):
+    plugin = Adaptive
+
+
+class TestBusyAdaptive(HandoffConformance):
+    @pytest.fixture
+    def strategy(self) -> HandoffStrategy:
+        return Adaptive(Adaptive.Config.model_validate({"busy": 0.25, "busy_tokens": 10}))
 
 
 class TestStay(HandoffConformance):
@@ -52,6 +62,15 @@ class Hasty(HandoffStrategy):
         return Step("seal", view.known)
 
 
+class Generous(OneShot):
+    """Its relay makes more than the graph lets it."""
+
+    name = "generous"
+
+    def relay_bound(self, relay_load: float) -> int | None:
+        return None
+
+
 class Stateful(OneShot):
     name = "stateful"
     asked = 0
@@ -78,6 +97,14 @@ class Stateful(OneShot):
                 "test_nothing_is_sealed_or_extended_before_main_has_the_prompt",
                 "test_nothing_is_sealed_before_the_first_token",
                 "test_a_seal_takes_no_token_back_and_leaves_the_relay_its_minimum",
+                "test_every_session_is_handed_off_or_ends",
+                "test_with_equal_bounds_the_handoff_is_exactly_there",
+            },
+        ),
+        (
+            Generous,
+            {
+                "test_the_relays_bound_is_within_its_limits_under_every_load",
                 "test_every_session_is_handed_off_or_ends",
                 "test_with_equal_bounds_the_handoff_is_exactly_there",
             },
