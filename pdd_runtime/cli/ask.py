@@ -16,34 +16,28 @@ from rich.text import Text
 from pdd_runtime.cli import timeline
 from pdd_runtime.cli.console import Consoles, plain
 from pdd_runtime.cli.find import find
+from pdd_runtime.cli.front import Front, front_of
 from pdd_runtime.clock import now
-from pdd_runtime.errors import LaunchError, PddError, RemoteError, RequestError
-from pdd_runtime.launch import GraphState, ps
+from pdd_runtime.errors import PddError, RemoteError, RequestError
 
 _SHOWN = 300
 """Characters of a question that are printed."""
-_CONNECT = 5.0
-_NEXT = 120.0
-"""Seconds to wait for the next piece of an answer."""
 _SETTLED = 2.0
 """Seconds for a request's timeline to get its end after the answer."""
 
 
-def client(url: str) -> httpx.AsyncClient:
-    # The frontend is on this host, or where the graph says: never behind the environment's proxy.
-    return httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(_NEXT, connect=_CONNECT), trust_env=False)
-
-
-async def model_name(url: str) -> str:
+async def model_name(front: Front) -> str:
     """The name of the model that is served."""
-    async with client(url) as http:
+    async with front.client() as http:
         return str((await get(http, "/v1/models")).json()["data"][0]["id"])
 
 
-def curl(url: str, model: str) -> str:
-    """A line to paste into a shell."""
+def curl(front: Front, model: str) -> str:
+    """A line to paste into a shell. The user's own key is to be put in, not the graph's."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    return f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
+    key = ' -H "authorization: Bearer $PDD_API_KEY"' if front.key else ""
+    about = f"-H 'content-type: application/json'{key} -d {shlex.quote(json.dumps(body))}"
+    return f"curl -N {front.url}/v1/chat/completions {about}"
 
 
 def question(text: str) -> str:
@@ -63,28 +57,19 @@ def ask_running(text: str, graph: str | None, max_tokens: int, as_json: bool, co
     """`pdd-runtime ask`."""
 
     async def run() -> None:
-        url, asked = await url_of(find(graph)), question(text)
+        front, asked = await front_of(find(graph)), question(text)
         if not as_json:
-            await ask(consoles.out, url, asked, max_tokens)
+            await ask(consoles.out, front, asked, max_tokens)
             return
         pieces: list[str] = []
         with consoles.busy("answering"):
-            body = await _answered(url, asked, max_tokens, pieces.append)
+            body = await _answered(front, asked, max_tokens, pieces.append)
         consoles.json({"answer": "".join(pieces), "timeline": body})
 
     asyncio.run(run())
 
 
-async def url_of(state: GraphState) -> str:
-    """Where a running graph answers. Raises `LaunchError` where its frontend is not up."""
-    status = await ps(state)
-    if not status.url:
-        why = status.why_not_ready or "it is in another cluster's part of the graph"
-        raise LaunchError(f"the frontend of {state.name} is not up", why=why)
-    return status.url
-
-
-async def ask(console: Console, url: str, text: str, max_tokens: int) -> None:
+async def ask(console: Console, front: Front, text: str, max_tokens: int) -> None:
     """Print the answer piece by piece, then draw the timeline. Raises `PddError`."""
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN].rsplit(maxsplit=1)[0]} … ({len(text)} characters)"
     console.print(Text.assemble(("you: ", "bold"), shown))
@@ -94,17 +79,17 @@ async def ask(console: Console, url: str, text: str, max_tokens: int) -> None:
         console.file.flush()
 
     try:
-        body = await _answered(url, text, max_tokens, show)
+        body = await _answered(front, text, max_tokens, show)
     finally:
         console.out("\n")
     console.print(timeline.draw(body, timeline.axis_width(console.width)))
 
 
-async def _answered(url: str, text: str, max_tokens: int, take: Callable[[str], None]) -> dict[str, Any]:
+async def _answered(front: Front, text: str, max_tokens: int, take: Callable[[str], None]) -> dict[str, Any]:
     """Give the answer to `take`, piece by piece. Returns the timeline. Raises `PddError`."""
-    async with client(url) as http:
+    async with front.client() as http:
         request = {
-            "model": await model_name(url),
+            "model": await model_name(front),
             "messages": [{"role": "user", "content": text}],
             "max_tokens": max_tokens,
             "temperature": 0,
@@ -119,7 +104,8 @@ async def _answered(url: str, text: str, max_tokens: int, take: Callable[[str], 
                     take(piece)
                 request_id = answer.headers["x-pdd-request-id"]
         except httpx.HTTPError as error:
-            raise _unreachable(url, error) from error
+            raise _unreachable(front.url, error) from error
+    async with front.client(admin=True) as http:
         return await fetch_timeline(http, request_id, _SETTLED)
 
 
@@ -163,6 +149,14 @@ async def post(http: httpx.AsyncClient, path: str, body: object) -> httpx.Respon
     """The same with a body."""
     try:
         return _checked(await http.post(path, json=body))
+    except httpx.HTTPError as error:
+        raise _unreachable(str(http.base_url), error) from error
+
+
+async def delete(http: httpx.AsyncClient, path: str) -> httpx.Response:
+    """End what is there."""
+    try:
+        return _checked(await http.delete(path))
     except httpx.HTTPError as error:
         raise _unreachable(str(http.base_url), error) from error
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pdd_runtime.errors import LaunchError
 from pdd_runtime.frontend.server import listen
-from pdd_runtime.graph import LoadedGraph
+from pdd_runtime.graph import Frontend, LoadedGraph
+from pdd_runtime.graph.document import Route
+from pdd_runtime.graph.models import Admin
 from pdd_runtime.launch import GraphState, Part
 
 
@@ -22,17 +24,21 @@ def check_free(loaded: LoadedGraph, part: Part) -> None:
 
 
 def port_fault(loaded: LoadedGraph) -> LaunchError | None:
-    """What keeps the frontend from its port, with the place in the graph; None: nothing, now."""
+    """What keeps the frontend from its ports, with the place in the graph; None: nothing, now."""
     frontend = loaded.graph.spec.frontend
-    try:
-        listen(frontend.host, frontend.port).close()
-    except LaunchError as error:
-        return LaunchError(
-            error.what,
-            where=loaded.locate(("spec", "frontend", "port")),
-            why=_holder(frontend.port) or error.why,
-            fix=error.fix,
-        )
+    ports: list[tuple[Route, Frontend | Admin]] = [(("spec", "frontend"), frontend)]
+    if frontend.admin is not None:
+        ports.append((("spec", "frontend", "admin"), frontend.admin))
+    for route, port in ports:
+        try:
+            listen(port.host, port.port, setting=".".join(map(str, route))).close()
+        except LaunchError as error:
+            return LaunchError(
+                error.what,
+                where=loaded.locate((*route, "port")),
+                why=_holder(port.port) or error.why,
+                fix=error.fix,
+            )
     return None
 
 

@@ -35,6 +35,8 @@ def _print(status: GraphStatus, consoles: Consoles) -> None:
     else:
         head.append(*(("ready", "green") if status.ready else (f"not ready: {status.why_not_ready}", "yellow")))
     consoles.out.print(head)
+    if status.admin:
+        consoles.out.print(f"operators are answered at {status.admin}", style="dim", markup=False)
     if status.trouble:
         consoles.out.print(plain(status.trouble), style="yellow", markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="dim")

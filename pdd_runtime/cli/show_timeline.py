@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 from urllib.parse import quote
 
-from pdd_runtime.cli.ask import client, fetch_timeline, url_of
+from pdd_runtime.cli.ask import fetch_timeline
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.find import find
+from pdd_runtime.cli.front import front_of
 from pdd_runtime.cli.timeline import axis_width, draw
 from pdd_runtime.launch import GraphState
 
@@ -22,5 +23,5 @@ def show_timeline(request: str, graph: str | None, as_json: bool, consoles: Cons
 
 
 async def _fetch(state: GraphState, request: str) -> dict[str, Any]:
-    async with client(await url_of(state)) as http:
+    async with (await front_of(state)).client(admin=True) as http:
         return await fetch_timeline(http, quote(request, safe=""))

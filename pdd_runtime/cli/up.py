@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pdd_runtime.cli.ask import ask, curl, model_name
 from pdd_runtime.cli.console import FAILED, OK, Consoles, plain
+from pdd_runtime.cli.front import front_at
 from pdd_runtime.cli.live import LiveStatus
 from pdd_runtime.cli.picture import ROLE_STYLE, picture
 from pdd_runtime.errors import ConnectionLost, LaunchError, PddError
@@ -73,9 +74,9 @@ async def up_detached(loaded: LoadedGraph, part: Part, options: UpOptions, conso
     if options.as_json:
         consoles.json(_started(state))
         return OK
-    await _announce(consoles, loaded.graph, status)
+    await _announce(consoles, loaded.graph, state, status)
     if options.question is not None:
-        await ask(consoles.out, status.url, options.question, options.max_tokens)
+        await ask(consoles.out, front_at(state, status), options.question, options.max_tokens)
     return OK
 
 
@@ -134,9 +135,9 @@ async def _talk(supervisor: Supervisor, options: UpOptions, consoles: Consoles) 
             fix="see `pdd-runtime logs`; --wait-timeout gives it longer",
         ) from None
     if status is not None:
-        await _announce(consoles, supervisor.graph, status)
+        await _announce(consoles, supervisor.graph, supervisor.state, status)
         if options.question is not None:
-            code = await _ask_unless_stopped(supervisor, status.url, options, consoles)
+            code = await _ask_unless_stopped(supervisor, status, options, consoles)
         if not supervisor.status().stopping and not consoles.out.is_terminal:
             consoles.out.print("Ctrl-C stops it.", style="dim")
     with LiveStatus(consoles.out) as live:
@@ -147,10 +148,13 @@ async def _talk(supervisor: Supervisor, options: UpOptions, consoles: Consoles) 
     return code
 
 
-async def _ask_unless_stopped(supervisor: Supervisor, url: str, options: UpOptions, consoles: Consoles) -> int:
+async def _ask_unless_stopped(
+    supervisor: Supervisor, status: GraphStatus, options: UpOptions, consoles: Consoles
+) -> int:
     """A question that fails leaves the graph up, so that it can be looked at."""
     assert options.question is not None
-    asking = asyncio.create_task(ask(consoles.out, url, options.question, options.max_tokens), name="ask")
+    front = front_at(supervisor.state, status)
+    asking = asyncio.create_task(ask(consoles.out, front, options.question, options.max_tokens), name="ask")
     stopping = asyncio.create_task(_until_stopping(supervisor.watch()), name="stopping")
     try:
         await asyncio.wait([asking, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -173,14 +177,15 @@ async def _until_stopping(statuses: AsyncIterator[GraphStatus]) -> None:
             return
 
 
-async def _announce(consoles: Consoles, graph: Graph, status: GraphStatus) -> None:
+async def _announce(consoles: Consoles, graph: Graph, state: GraphState, status: GraphStatus) -> None:
     out = consoles.out
     if not status.url:
         where = f"{status.name}; users ask the frontend in {graph.frontend_cluster}"
         out.print(Text.assemble(("ready: ", "bold green"), where))
         return
     out.print(Text.assemble(("ready: ", "bold green"), (status.url, "bold underline")))
-    out.print(curl(status.url, await model_name(status.url)), soft_wrap=True, markup=False)
+    front = front_at(state, status)
+    out.print(curl(front, await model_name(front)), soft_wrap=True, markup=False)
 
 
 def _echo(consoles: Consoles, options: UpOptions) -> Callable[[ChildSpec, str], None]:

@@ -1,5 +1,6 @@
 """The entry of the frontend process, which the launcher starts:
-`python -m pdd_runtime.frontend --graph FILE.json --discovery HOST:PORT --epoch E [--index N --port P]`.
+`python -m pdd_runtime.frontend --graph FILE.json --discovery HOST:PORT --epoch E [--index N --port P --shared
+--replaces]`.
 
 The graph's secret is in the environment, `PDD_SECRET`. It ends at EOF on stdin, or after the running answers at
 SIGTERM (exit code 0), and when it cannot start (3; the error is on stderr).
@@ -14,7 +15,7 @@ import logging
 import os
 import socket
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,8 @@ log = logging.getLogger("pdd_runtime.frontend")
 
 PATIENCE = 8.0
 """Seconds that running answers have to end after SIGTERM; with what follows the process is gone within 10."""
+LINGER = 0.25
+"""Seconds in which a request may still come on a connection that was open already."""
 CANNOT_START = 3
 _HOST = "127.0.0.1"
 """Where its message plane listens: who asks there is on the same host."""
@@ -62,23 +65,31 @@ def main() -> None:
         key = WorkerKey("frontend", options.index, options.epoch)
         more_files()
         with ExitStack() as stack:
-            sock = stack.enter_context(
-                listen(frontend.host, options.port or frontend.port, shared=frontend.replicas > 1)
-            )
-            admin = admin_socket(frontend)
+            shared = options.shared or frontend.replicas > 1
+            sock = stack.enter_context(listen(frontend.host, options.port or frontend.port, shared=shared))
+            admin = admin_socket(frontend, shared=shared)
             if admin is not None:
                 stack.enter_context(admin)
-            uvloop.run(_run(graph, options.discovery, key, os.environ.get("PDD_SECRET", ""), sock, admin))
+            secret = os.environ.get("PDD_SECRET", "")
+            uvloop.run(_run(graph, options.discovery, key, secret, sock, admin, shared, options.replaces))
     except PddError as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(CANNOT_START)
 
 
 async def _run(
-    graph: Graph, registry: str, key: WorkerKey, secret: str, sock: socket.socket, admin: socket.socket | None
+    graph: Graph,
+    registry: str,
+    key: WorkerKey,
+    secret: str,
+    sock: socket.socket,
+    admin: socket.socket | None,
+    shared: bool,
+    replaces: bool,
 ) -> None:
-    """Serve on `sock` for a lifetime; what is for operators on `admin`, where there is one. Raises `PddError` where it
-    cannot start."""
+    """Serve on `sock` for a lifetime; what is for operators on `admin`, where there is one. `shared`: others may serve
+    on them, too. `replaces`: one of them has its place until this one is ready. Raises `PddError` where it cannot
+    start."""
     lifetime = Lifetime()
     cluster = graph.frontend_cluster
     plugins, tls = load_plugins(), tls_of(graph, cluster)
@@ -104,13 +115,13 @@ async def _run(
             )
             await driver.start()
             service = Service(driver, timelines, frontend.deadline)
-            siblings = Siblings(service, key if frontend.replicas > 1 else None, tls)
+            siblings = Siblings(service, key if shared else None, tls, several=frontend.replicas > 1)
             servers = Servers(service, siblings, access, frontend, sock, admin)
-            if frontend.replicas == 1:
+            if not shared:
                 await _serve(service, servers, discovery, member, lifetime)
             else:
                 await siblings.start(discovery, greeting, plane)
-                await _serve_among(siblings, service, servers, discovery, member, lifetime)
+                await _serve_among(siblings, service, servers, discovery, member, lifetime, replaces)
         finally:
             await plane.close()
             await driver.close()
@@ -125,16 +136,26 @@ async def _serve_among(
     discovery: Discovery,
     member: Member,
     lifetime: Lifetime,
+    replaces: bool,
 ) -> None:
     """Serve beside others. One that comes to a port on which others answer takes its share of the connections only
-    when it can answer, too; until then, as in a graph that is just starting, it is listed as starting."""
+    when it can answer, too; until then, as in a graph that is just starting, it is listed as starting, or, where it
+    replaces one, not at all."""
     try:
-        starting = msgspec.structs.replace(member, state="starting")
-        if await race(discovery.register(starting), lifetime.over()) == 0 and await siblings.serving():
+        if replaces:
             await race(_until_ready(service), lifetime.over())
+        else:
+            starting = msgspec.structs.replace(member, state="starting")
+            if await _listed(discovery, starting, lifetime) and await siblings.serving():
+                await race(_until_ready(service), lifetime.over())
         await _serve(service, servers, discovery, member, lifetime, late=True)
     finally:
         await siblings.close()
+
+
+async def _listed(discovery: Discovery, member: Member, lifetime: Lifetime) -> bool:
+    """False: it is to end before that is done."""
+    return await race(discovery.register(member), lifetime.over()) == 0
 
 
 async def _until_ready(service: Service) -> None:
@@ -158,17 +179,31 @@ async def _serve(
         if late:
             await race(_until_ready(service), lifetime.over())
         # The kernel takes connections since `listen`, so who finds the URL gets an answer.
-        if await race(discovery.register(member), lifetime.over()) == 0:
+        if await _listed(discovery, member, lifetime):
             log.info("listening on %s%s", member.endpoint, f", for operators on {member.admin}" if member.admin else "")
             await lifetime.over()
-        log.info("stopping")
+        if lifetime.orphaned.is_set():
+            await service.stop(0.0)
+        else:
+            log.info("draining: what has come is answered")
+            await servers.leave()
+            patience = PATIENCE if lifetime.patience is None else lifetime.patience
+            leaving = asyncio.create_task(_tell_draining(discovery, member), name="telling discovery")
+            await service.stop(patience, LINGER if servers.connections else 0.0)
+            leaving.cancel()
+            await asyncio.wait([leaving])
         await discovery.unregister(member.key)
-        await service.stop(0 if lifetime.orphaned.is_set() else PATIENCE)
     finally:
         warming.cancel()
         servers.stop()
         await asyncio.wait([serving, warming])
     serving.result()
+
+
+async def _tell_draining(discovery: Discovery, member: Member) -> None:
+    # Where another has taken its place over, that is what discovery knows.
+    with suppress(PddError):
+        await discovery.register(msgspec.structs.replace(member, state="draining"))
 
 
 def _parse() -> argparse.Namespace:
@@ -178,6 +213,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--epoch", required=True)
     parser.add_argument("--index", type=int, default=0, help="which of the frontend's replicas")
     parser.add_argument("--port", type=int, default=0, help="instead of the graph's, where that is 0")
+    parser.add_argument("--shared", action="store_true", help="others of this user may listen there as well")
+    parser.add_argument("--replaces", action="store_true", help="be seen only when ready: another has its place")
     return parser.parse_args()
 
 

@@ -32,7 +32,7 @@ OPERATOR = "(operator)"
 _PREFIX = "pdd-"
 """So that tools which look for secrets in places where none should be find it."""
 
-_Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?\Z")]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -40,7 +40,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """One line of the file. Lines of one name are keys of one owner, as while an old one is replaced."""
 
     name: _Name
-    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     admin: bool = False
     """For the admin endpoints, and not for the API."""
     requests: _Count | None = None

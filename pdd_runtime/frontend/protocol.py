@@ -32,6 +32,8 @@ class Connections:
         self.most = most
         self.idle: dict[Protocol, None] = {}
         """Those on which no request is under way, the longest first."""
+        self.last = False
+        """None is kept open behind its next answer."""
         self.refusals = SparseLog(log)
 
 
@@ -127,6 +129,8 @@ class Protocol(HttpToolsProtocol):
             self._end_timer()
             self._comes("body")
             super().on_headers_complete()
+            if self._of.last:
+                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         if not self._surplus:

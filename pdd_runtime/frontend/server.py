@@ -22,16 +22,19 @@ from pdd_runtime.rpc import within_files
 _BACKLOG = 2048
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+def listen(host: str, port: int, *, shared: bool = False, setting: str = "spec.frontend") -> socket.socket:
     """Bind, so that a port in use is found before anything is started. Raises `LaunchError`. `shared`: with others of
-    this user that do so, too; it then takes no connections before the server listens."""
+    this user that do so, too; it then takes no connections before the server listens. `setting`: the part of the graph
+    that says where."""
+    other_port = f"choose another port, --set {setting}.port=9000 (0: any that is free)"
+    other_host = f"choose an address of this machine, --set {setting}.host=127.0.0.1"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise LaunchError(f"the frontend cannot listen on {host}:{port}", why=str(error), fix=_FIX_HOST) from error
+        raise LaunchError(f"the frontend cannot listen on {host}:{port}", why=str(error), fix=other_host) from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Accepted sockets inherit it: Nagle would hold a small chunk back until the one before is acknowledged.
@@ -47,13 +50,9 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
         raise LaunchError(
             f"the frontend cannot listen on {host}:{port}",
             why="another process listens there" if in_use else error.strerror or str(error),
-            fix=_FIX_PORT if in_use or error.errno == errno.EACCES else _FIX_HOST,
+            fix=other_port if in_use or error.errno == errno.EACCES else other_host,
         ) from error
     return sock
-
-
-_FIX_PORT = "choose another port, --set spec.frontend.port=9000 (0: any that is free)"
-_FIX_HOST = "choose an address of this machine, --set spec.frontend.host=127.0.0.1"
 
 
 def url(sock: socket.socket, *, tls: bool = False) -> str:
@@ -68,13 +67,26 @@ def url(sock: socket.socket, *, tls: bool = False) -> str:
 class Server(uvicorn.Server):
     """Leaves signals to the process, which has more to stop than this."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    servers: list[asyncio.Server]
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
+        self.servers = []
+        self._connections = connections
         self._stopped = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def leave(self) -> None:
+        """Take no more connections, and keep none open behind its next answer."""
+        # Two turns of the loop: what the kernel has taken for this process nobody else can answer.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
+        self._connections.last = True
 
     def stop(self) -> None:
         """Have `serve` return."""
@@ -103,11 +115,12 @@ MOST = 4096
 def create_server(app: ASGIApp, most: int = MOST, tls: FrontendTls | None = None) -> Server:
     """`serve(sockets=[...])` runs it; `stop` stops it. `most`: connections at once; fewer where this process may not
     open so many files. Raises `GraphError` for a certificate that is of no use."""
+    connections = Connections(within_files(most, 2))
     server = Server(
         uvicorn.Config(
             app,
             lifespan="off",
-            http=partial(Protocol, connections=Connections(within_files(most, 2))),  # type: ignore[arg-type]
+            http=partial(Protocol, connections=connections),  # type: ignore[arg-type]
             ssl_certfile=tls.cert if tls else None,
             ssl_keyfile=tls.key if tls else None,
             log_config=None,
@@ -118,7 +131,8 @@ def create_server(app: ASGIApp, most: int = MOST, tls: FrontendTls | None = None
             timeout_keep_alive=KEEP_ALIVE,
             # Answers have ended before the server is told to stop; this is for clients that do not hang up.
             timeout_graceful_shutdown=1,
-        )
+        ),
+        connections,
     )
     try:
         server.config.load()

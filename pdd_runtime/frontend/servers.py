@@ -14,8 +14,8 @@ from pdd_runtime.graph import Frontend, leaves_host
 from pdd_runtime.graph.models import Admin
 
 
-def admin_socket(frontend: Frontend) -> socket.socket | None:
-    """Where operators are answered; None: on the API's port. Raises `LaunchError`."""
+def admin_socket(frontend: Frontend, *, shared: bool) -> socket.socket | None:
+    """Where operators are answered; None: on the API's port. `shared`: as in `listen`. Raises `LaunchError`."""
     admin = frontend.admin
     if admin is None and leaves_host(frontend.host):
         # What others can reach is the API alone, unless the graph says so.
@@ -23,7 +23,7 @@ def admin_socket(frontend: Frontend) -> socket.socket | None:
     if admin is None:
         return None
     # Of several processes each has a free port of its own: whichever is asked knows what all of them know.
-    return listen(admin.host, admin.port, shared=frontend.replicas > 1 and admin.port != 0)
+    return listen(admin.host, admin.port, shared=shared and admin.port != 0, setting="spec.frontend.admin")
 
 
 class Servers:
@@ -58,6 +58,16 @@ class Servers:
             if watching is not None:
                 watching.cancel()
                 await asyncio.wait([watching])
+
+    @property
+    def connections(self) -> int:
+        """Open ones."""
+        return sum(len(server.server_state.connections) for server, _ in self._servers)
+
+    async def leave(self) -> None:
+        """Take no more connections, and keep none open behind its next answer."""
+        for server, _ in self._servers:
+            await server.leave()
 
     def stop(self) -> None:
         for server, _ in self._servers:

@@ -86,20 +86,23 @@ class Service:
         """In the order in which they came."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self._stopping = False
+        self._leaving = self._stopping = False
 
     def why_not_ready(self) -> str | None:
         """None while a request that comes now would find a whole route."""
-        if self._stopping:
+        if self._leaving:
             return "the frontend is stopping"
-        return None if self.driver.ready else self.driver.why_not_ready
+        return self._lacking()
 
     async def model(self) -> ServedModel:
         """The model, its tokenizer loaded. Raises `NoRoute` at once where there is no whole route: a client
         that is told to come back knows more than one that waits."""
-        if (why := self.why_not_ready()) is not None:
+        if (why := "the frontend is stopping" if self._stopping else self._lacking()) is not None:
             raise NoRoute("this graph is not ready for requests", why=why, fix="wait until /ready answers 200")
         return await self._load()
+
+    def _lacking(self) -> str | None:
+        return None if self.driver.ready else self.driver.why_not_ready
 
     async def warm(self) -> None:
         """Load the tokenizer as soon as there is a worker to give it, so that the first request need not."""
@@ -151,11 +154,15 @@ class Service:
         self._ended.append(Ended(now(), ended))
         self.metrics.ended(status, seconds, pace, self.timelines.get(session_id))
 
-    async def stop(self, patience: float) -> None:
-        """Take no more requests; give the running ones `patience` seconds, then end them with an error that
-        their clients see. Returns when none is left, or only such whose client does not read."""
+    async def stop(self, patience: float, linger: float = 0.0) -> None:
+        """Be ready no more; give the requests that run, and that still come in `linger` seconds, `patience` seconds,
+        then end them with an error that their clients see. Returns when none is left, or only such whose client does
+        not read."""
+        self._leaving = True
+        await asyncio.sleep(min(linger, patience))
+        idle = await self._idle_within(patience - linger)
         self._stopping = True
-        if await self._idle_within(patience):
+        if idle:
             return
         for answer in self._running:
             answer.fail(Cancelled("the frontend stops", why=f"the answer was not complete within {patience:g} s"))

@@ -42,9 +42,11 @@ class Siblings:
     """What all frontend processes know together; of one that is alone, what it knows. Each serves what it knows over
     a message plane of its own, to those who have the graph's secret, and asks the others when it is asked itself."""
 
-    def __init__(self, service: Service, key: WorkerKey | None = None, tls: Tls | None = None) -> None:
-        """`key`: which of several this is; None: the only one."""
-        self._service, self._key, self._tls = service, key, tls
+    def __init__(
+        self, service: Service, key: WorkerKey | None = None, tls: Tls | None = None, *, several: bool = True
+    ) -> None:
+        """`key`: which this is; None: there are never others. `several`: not only while one replaces another."""
+        self._service, self._key, self._tls, self._several = service, key, tls, several
         self._others: tuple[Member, ...] = ()
         self._seen = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
@@ -93,7 +95,7 @@ class Siblings:
     async def metrics(self) -> bytes:
         """Prometheus text; where there are several processes, with a label that says whose a series is."""
         own = self._service.metrics.text()
-        if self._key is None:
+        if self._key is None or not self._several:
             return own
         answers = await self._ask("frontend.metrics", Empty(), bytes)
         return labelled({str(self._key.index): own, **{str(index): text for index, text in answers.items()}})

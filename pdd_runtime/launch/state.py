@@ -100,11 +100,17 @@ class GraphState:
         except (OSError, msgspec.MsgspecError):
             return None
 
+    def read_graph(self) -> Graph | None:
+        """As it was launched; None: it never was."""
+        try:
+            return Graph.model_validate_json(self.graph.read_bytes())
+        except (OSError, ValueError):
+            return None
+
     def tls(self) -> Tls | None:
         """By which its launcher knows who asks. Raises `GraphError`, also where the certificates are not there."""
-        try:
-            graph = Graph.model_validate_json(self.graph.read_bytes())
-        except (OSError, ValueError):
+        graph = self.read_graph()
+        if graph is None:
             return None
         return tls_of(graph, self.name.partition("@")[2] or graph.frontend_cluster)
 

@@ -17,6 +17,7 @@ from pdd_runtime.cli.doctor.host import host
 from pdd_runtime.cli.doctor.network import network
 from pdd_runtime.cli.doctor.running import edges, processes
 from pdd_runtime.cli.find import is_file
+from pdd_runtime.cli.front import front_at
 from pdd_runtime.graph import Graph, LoadedGraph, load
 from pdd_runtime.launch import GraphState, not_running, ps
 from pdd_runtime.plugins import PluginManager, load_plugins
@@ -67,7 +68,7 @@ async def _running(graph: Graph, state: GraphState, probe: bool) -> list[Check]:
     status = await ps(state)
     checks = list(processes(status))
     if status.ready and probe:
-        checks += await edges(graph, status.url)
+        checks += await edges(graph, front_at(state, status))
     return checks
 
 

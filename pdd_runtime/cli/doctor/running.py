@@ -8,9 +8,10 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdd_runtime.cli.ask import client, fetch_timeline, get, model_name, post
+from pdd_runtime.cli.ask import fetch_timeline, get, model_name, post
 from pdd_runtime.cli.doctor.check import Check
 from pdd_runtime.cli.doctor.host import size
+from pdd_runtime.cli.front import Front
 from pdd_runtime.errors import PddError
 from pdd_runtime.graph import Edge, Graph
 from pdd_runtime.launch import GraphStatus
@@ -37,12 +38,12 @@ def processes(status: GraphStatus) -> Iterator[Check]:
     yield Check("running", "frontend", "ok" if status.ready else "fail", found)
 
 
-async def edges(graph: Graph, url: str) -> list[Check]:
+async def edges(graph: Graph, front: Front) -> list[Check]:
     """Send a request that nobody has sent before and see what crossed; for edges off its route, what the frontend
     has counted since it started."""
     try:
-        timeline = await _probe(url)
-        async with client(url) as http:
+        timeline = await _probe(front)
+        async with front.client(admin=True) as http:
             counted = _counted((await get(http, "/metrics")).text)
     except PddError as error:
         return [Check("running", "probe", "fail", error.what, error.fix or "pdd-runtime logs")]
@@ -55,12 +56,13 @@ async def edges(graph: Graph, url: str) -> list[Check]:
     return checks + [_edge(graph, edge, timeline, counted) for edge in graph.spec.edges]
 
 
-async def _probe(url: str) -> dict[str, Any]:
+async def _probe(front: Front) -> dict[str, Any]:
     prompt = " ".join(secrets.token_hex(2) for _ in range(_WORDS))
-    model = await model_name(url)
-    async with client(url) as http:
+    model = await model_name(front)
+    async with front.client() as http:
         body = {"model": model, "prompt": prompt, "max_tokens": _TOKENS, "temperature": 0}
         answer = await post(http, "/v1/completions", body)
+    async with front.client(admin=True) as http:
         return await fetch_timeline(http, answer.headers["x-pdd-request-id"], _SETTLED, settled=True)
 
 
