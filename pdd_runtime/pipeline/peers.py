@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import random
+from collections.abc import Iterable, Sequence
 from functools import partial
 
+from pdd_runtime.clock import now
 from pdd_runtime.errors import ConnectionLost, NoRoute, PddError
 from pdd_runtime.kv import seed
 from pdd_runtime.kv.names import child
 from pdd_runtime.pipeline.deadlines import CONNECT
+from pdd_runtime.pipeline.peer import Peer
 from pdd_runtime.pipeline.pulse import Pulse
+from pdd_runtime.pipeline.sender import Seen
+from pdd_runtime.pipeline.times import with_times
 from pdd_runtime.plugins.discovery import Discovery, Member
-from pdd_runtime.plugins.engine import Load
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty, WatchEvent
 from pdd_runtime.plugins.routing import WorkerKey, WorkerView
-from pdd_runtime.plugins.transport import LinkTelemetry
 from pdd_runtime.rpc import Greeting, RpcConnection, Tls, connect
+
+__all__ = ["Peer", "Peers", "cached_tokens"]
 
 log = logging.getLogger(__name__)
 
@@ -27,92 +31,10 @@ FIRST_RETRY, LAST_RETRY = 0.1, 2.0
 """Seconds between attempts to connect to a worker that discovery says is there."""
 
 
-class Peer:
-    """One connection to one worker, and what the worker last said of itself."""
-
-    def __init__(self, member: Member, connection: RpcConnection) -> None:
-        self.member, self.connection = member, connection
-        self.key = member.key
-        self._capabilities = member.info.capabilities.names if member.info else frozenset()
-        self.names: set[bytes] = set()
-        """Of the blocks that are cached there."""
-        self.load = Load()
-        self.links: tuple[LinkTelemetry, ...] = ()
-        """What it has seen of the ways to other clusters."""
-        self.sessions = 0
-        """Sessions of this driver that need it. They count at once; the worker's own load comes a moment later."""
-        self.giving = 0
-        """Times that it brings KV to another worker, or will have to: it is needed for that beside its sessions."""
-        self.less = Pulse()
-        """A session needs it no more."""
-        self.draining = False
-        """It has said that it takes no new sessions."""
-
-    def __str__(self) -> str:
-        return str(self.key)
-
-    def update(self, event: WatchEvent) -> None:
-        self.names.difference_update(event.removed)
-        self.names.update(event.added)
-        self.load, self.links = event.load, event.links
-        self.draining = self.draining or event.draining
-
-    @property
-    def needed(self) -> bool:
-        """A session of this driver may still ask something of it."""
-        return self.sessions > 0 or self.giving > 0
-
-    @contextmanager
-    def gives(self) -> Iterator[None]:
-        """It brings KV to another worker."""
-        self.giving += 1
-        try:
-            yield
-        finally:
-            self.giving -= 1
-            self.less.fire()
-
-    @property
-    def busy(self) -> float:
-        """Requests there over its batch limit."""
-        return max(self.load.running + self.load.waiting, self.sessions) / max(1, self.load.batch_limit)
-
-    def tokens_in(self, blocks: int) -> int:
-        """How many tokens that many blocks hold, when all are full."""
-        return blocks * self.member.info.layout.block_size if self.member.info else 0
-
-    def blocks_in(self, tokens: int) -> int:
-        """How many blocks so many tokens take."""
-        return -(-tokens // self.member.info.layout.block_size) if self.member.info else 0
-
-    @property
-    def assisted(self) -> bool:
-        """It computes no KV of known tokens: each of its decodes needs an offer over all of them."""
-        return self.member.info is not None and self.member.info.capabilities.extend == "prefill_assisted"
-
-    @property
-    def token_bytes(self) -> int:
-        """Of the KV of one token, as it lies there; 0: not known."""
-        return self.member.info.layout.token_bytes if self.member.info else 0
-
-    def view(self, cached_tokens: int) -> WorkerView:
-        assert self.member.role != "frontend"
-        return WorkerView(
-            key=self.key,
-            role=self.member.role,
-            cluster=self.member.cluster,
-            cached_tokens=cached_tokens,
-            running=self.load.running,
-            waiting=max(self.load.waiting, self.sessions - self.load.running),
-            batch_limit=max(1, self.load.batch_limit),
-            capabilities=self._capabilities,
-            token_bytes=self.token_bytes,
-        )
-
-
 class Peers:
-    """Keeps a connection to every ready worker of the graph. A worker whose connection is lost is out of the view
-    at once, and back when it answers again."""
+    """Keeps a connection to every ready worker of the graph. A worker whose connection is lost, or that is silent, is
+    out of the view at once, and back when it answers again. One that discovery knows no more stays as long as its
+    connection holds: it may be discovery that has lost it."""
 
     def __init__(self, discovery: Discovery, greeting: Greeting, lines: Lines, tls: Tls | None = None) -> None:
         self.changed = Pulse()
@@ -121,6 +43,8 @@ class Peers:
         """Why a worker that should be there cannot be reached."""
         self._discovery, self._greeting, self._lines, self._tls = discovery, greeting, lines, tls
         self._members: dict[WorkerKey, Member] = {}
+        self._epochs: dict[tuple[str, int], str] = {}
+        """By pool and index, as discovery has them."""
         self._peers: dict[WorkerKey, Peer] = {}
         self._keepers: dict[WorkerKey, asyncio.Task[None]] = {}
         self._left: set[WorkerKey] = set()
@@ -141,14 +65,7 @@ class Peers:
     @property
     def ready(self) -> list[Peer]:
         """Those that take new sessions."""
-        return [
-            peer
-            for key, peer in self._peers.items()
-            if not peer.connection.closed
-            and not peer.draining
-            and (member := self._members.get(key))
-            and member.state == "ready"
-        ]
+        return [peer for peer in self._peers.values() if self._takes_sessions(peer)]
 
     def get(self, key: WorkerKey) -> Peer:
         """Raises `NoRoute`: it is not there (any more)."""
@@ -161,16 +78,18 @@ class Peers:
         """All that take new sessions, each with how much of `tokens` is cached there."""
         ready = self.ready
         cached = cached_tokens(ready, tokens, salt)
-        return tuple(peer.view(cached.get(peer.key, 0)) for peer in ready)
+        return with_times([peer.view(cached.get(peer.key, 0)) for peer in ready])
 
-    def telemetry(self) -> list[tuple[str, LinkTelemetry]]:
+    def telemetry(self) -> list[Seen]:
         """What every worker has seen of the ways from its cluster to others."""
-        return [(peer.member.cluster, link) for peer in self.ready for link in peer.links]
+        at = now()
+        return [seen for peer in self.ready for seen in peer.sees(at)]
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as keepers:
             async for members in self._discovery.watch():
                 self._members = {member.key: member for member in members if member.role != "frontend"}
+                self._epochs = {(key.pool, key.index): key.epoch for key in self._members}
                 for key, member in self._members.items():
                     if member.state == "ready" and key not in self._keepers and key not in self._left:
                         task = keepers.create_task(self._keep(key), name=f"peer {key}")
@@ -179,6 +98,17 @@ class Peers:
                 self.troubles = {key: why for key, why in self.troubles.items() if key in self._members}
                 self._left.intersection_update(self._members)
                 self.changed.fire()
+
+    def _takes_sessions(self, peer: Peer) -> bool:
+        # A suspected one is not closed, and a closed one is suspected.
+        if peer.connection.suspected or peer.draining:
+            return False
+        member = self._members.get(peer.key)
+        if member is None:
+            # Or it is being replaced: until its successor is connected, nobody else is there in its place.
+            epoch = self._epochs.get((peer.key.pool, peer.key.index))
+            return epoch is None or WorkerKey(peer.key.pool, peer.key.index, epoch) not in self._peers
+        return member.state == "ready"
 
     def _unkept(self, key: WorkerKey, _: asyncio.Task[None]) -> None:
         self._keepers.pop(key, None)
@@ -196,7 +126,7 @@ class Peers:
             else:
                 pause = FIRST_RETRY
                 await self._follow(Peer(member, connection))
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # not all frontends at once
             pause = min(2 * pause, LAST_RETRY)
 
     async def _meet(self, member: Member) -> RpcConnection:
@@ -215,6 +145,7 @@ class Peers:
     async def _follow(self, peer: Peer) -> None:
         """Keep the view of one worker right until its connection is lost."""
         leaving: asyncio.Task[None] | None = None
+        minding = asyncio.create_task(self._mind(peer), name=f"minding {peer}")
         try:
             async with peer.connection.stream("worker.watch", Empty(), WatchEvent, timeout=None) as events:
                 async for event in events:
@@ -231,13 +162,22 @@ class Peers:
                 log.info("worker %s is gone: %s", peer, error.what)
                 self.troubles[peer.key] = error.what
         finally:
-            if leaving is not None:
-                leaving.cancel()
-                await asyncio.wait([leaving])
+            tasks = [minding] if leaving is None else [minding, leaving]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             self._peers.pop(peer.key, None)
             self.changed.fire()
             await peer.connection.close()
 
+    async def _mind(self, peer: Peer) -> None:
+        """When it falls silent, and when it is heard again, that is a change."""
+        while True:
+            await peer.connection.wait_suspected()
+            self.changed.fire()
+            while peer.connection.suspected:  # noqa: ASYNC110 - it is told only of the one
+                await asyncio.sleep(FIRST_RETRY)
+            self.changed.fire()
 
     async def _leave(self, peer: Peer) -> None:
         """It drains, and ends as soon as everybody has left: when no session needs it any more."""
@@ -257,7 +197,7 @@ def cached_tokens(peers: Iterable[Peer], tokens: Sequence[int], salt: str) -> di
     """How many leading tokens each has cached: whole blocks, and the tail where exactly it is cached, too."""
     families: dict[tuple[bytes, int], list[Peer]] = {}
     for peer in peers:
-        if peer.member.info is not None:
+        if peer.names and peer.member.info is not None:
             layout = peer.member.info.layout
             root = seed(peer.member.info.fingerprint, layout.spec, salt=salt)
             families.setdefault((root, layout.block_size), []).append(peer)
@@ -265,8 +205,11 @@ def cached_tokens(peers: Iterable[Peer], tokens: Sequence[int], salt: str) -> di
     for (name, size), holders in families.items():
         for start in range(0, len(tokens), size):
             name = child(name, tokens[start : start + size])
-            holders = [peer for peer in holders if name in peer.names]
-            if not holders:
-                break
-            cached.update((peer.key, min(start + size, len(tokens))) for peer in holders)
+            still = [peer for peer in holders if name in peer.names]
+            if len(still) < len(holders):
+                cached.update((peer.key, start) for peer in holders if name not in peer.names)
+                holders = still
+                if not holders:
+                    break
+        cached.update((peer.key, len(tokens)) for peer in holders)
     return cached

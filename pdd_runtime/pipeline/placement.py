@@ -1,12 +1,22 @@
-"""Which workers a request would take: cheapest first, along the graph's edges only. Pure."""
+"""Which workers a request would take: those that cost least together, along the graph's edges only. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import xxhash
 
 from pdd_runtime.errors import NoRoute
-from pdd_runtime.plugins.routing import ClusterView, EdgeView, LinkView, RequestFacts, Role, WorkerView
+from pdd_runtime.pipeline.cost import compute, lacking, wait, way
+from pdd_runtime.plugins.routing import ClusterView, EdgeView, LinkView, RequestFacts, WorkerView
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+NEAR, NEAR_TIME = 0.02, 0.001
+"""Costs that differ by less than this part, or by less than so many seconds more, are as good as each other."""
 
 
 class Placement(NamedTuple):
@@ -21,61 +31,126 @@ class Placement(NamedTuple):
     """The link that KV crosses from prefill to main; None: it stays inside one cluster."""
     way: LinkView | None = None
     """The direction of it that KV takes, where the view knows it."""
+    why: str = ""
+    """What decided between them and others; empty where there were no others."""
+
+
+class _Best(NamedTuple):
+    """Of one pool."""
+
+    cost: float
+    """The least."""
+    worker: WorkerView
+    """One that costs as much as that, nearly."""
+
+
+class _Pair(NamedTuple):
+    """The best workers of two pools that an edge joins."""
+
+    cost: float
+    prefill: _Best
+    main: _Best
+    relay: _Best | None
+    edge: EdgeView
+    way: LinkView | None
 
 
 def place(facts: RequestFacts, view: ClusterView) -> Placement:
     """The cheapest connected pair of prefill and main worker, with the cheapest relay between them. Where no such
     pair is ready: the cheapest aggregated worker. Raises `NoRoute`, naming what is missing."""
-    best = _best_of_pools(facts, view)
-    pairs = [
-        (best[edge.source], best[edge.target], edge.link)
-        for edge in view.edges
-        if _joins(edge, "prefill", "main", best) and edge.carries == "kv"
-    ]
-    if pairs:
-        prefill, main, link = min(
-            pairs, key=lambda pair: (cost(facts, pair[0]) + cost(facts, pair[1]), pair[1].key, pair[0].key)
-        )
-        relays = [best[pool] for pool in _between(view, prefill.key.pool, main.key.pool) if pool in best]
-        way = view.link(link, prefill.cluster) if link is not None else None
-        return Placement(main, prefill, _cheapest(facts, relays), link, way)
-    aggregated = _cheapest(facts, (worker for worker in best.values() if worker.role == "aggregated"))
-    if aggregated is None:
-        raise _no_route(view)
-    return Placement(aggregated, None, None, None)
-
-
-def cost(facts: RequestFacts, worker: WorkerView) -> float:
-    """What sending the request to `worker` costs, in whole batches and whole prompts: its queue over its batch limit,
-    plus the part of the prompt that is not cached there.
-
-    So a full hit is worth waiting behind one batch, and among workers that cached the same, load alone decides.
-    """
-    load = (worker.running + worker.waiting) / max(1, worker.batch_limit)
-    return load + 1.0 - min(1.0, worker.cached_tokens / max(1, facts.prompt_tokens))
-
-
-def _best_of_pools(facts: RequestFacts, view: ClusterView) -> dict[str, WorkerView]:
-    # Edges join pools, so the best worker of a pool is best on every edge of it: no pairs of workers to try.
     pools: dict[str, list[WorkerView]] = {}
     for worker in view.workers:
         pools.setdefault(worker.key.pool, []).append(worker)
-    return {pool: best for pool, workers in pools.items() if (best := _cheapest(facts, workers))}
+    pairs = _pairs(facts, view, pools)
+    if pairs:
+        pair = _pick(facts, pairs, lambda pair: f"{pair.edge.source} {pair.edge.target}")
+        relay = pair.relay and pair.relay.worker
+        why = _why(facts, pair) if len(view.workers) > (2 if relay is None else 3) else ""
+        return Placement(pair.main.worker, pair.prefill.worker, relay, pair.edge.link, pair.way, why)
+    alone = [worker for worker in view.workers if worker.role == "aggregated"]
+    if not alone:
+        raise _no_route(view)
+    best = _best(facts, [(wait(facts, worker) + compute(facts, worker), worker) for worker in alone])
+    why = f"{best.worker.key} is the cheapest of {len(alone)}, at {best.cost:.3g} s" if len(alone) > 1 else ""
+    return Placement(best.worker, None, None, None, None, why)
 
 
-def _cheapest(facts: RequestFacts, workers: Iterable[WorkerView]) -> WorkerView | None:
-    return min(workers, key=lambda worker: (cost(facts, worker), worker.key), default=None)
+def _pairs(facts: RequestFacts, view: ClusterView, pools: Mapping[str, list[WorkerView]]) -> list[_Pair]:
+    """Of every two pools that can serve together, the best."""
+    prefills: dict[str, _Best] = {}
+    relays: dict[str, _Best] = {}
+    mains: dict[str, list[tuple[float, int, WorkerView]]] = {}
+    for pool, workers in pools.items():
+        match workers[0].role:
+            case "prefill":
+                prefills[pool] = _best(facts, [(wait(facts, w) + compute(facts, w), w) for w in workers])
+            case "relay":
+                near = [(wait(facts, w) + way(w, None).takes(lacking(facts, w)), w) for w in workers]
+                relays[pool] = _best(facts, near)
+            case "main":
+                mains[pool] = [(wait(facts, w), lacking(facts, w), w) for w in workers]
+    pairs = []
+    for edge, between in _joined(view.edges):
+        prefill, targets = prefills.get(edge.source), mains.get(edge.target)
+        if prefill is None or targets is None:
+            continue
+        link = view.link(edge.link, prefill.worker.cluster) if edge.link is not None else None
+        there = [relays[pool] for pool in between if pool in relays]
+        relay = _pick(facts, there, lambda each: str(each.worker.key)) if there else None
+        hidden = wait(facts, relay.worker) if relay else math.inf
+        start, each = way(prefill.worker, link)
+        scored = []
+        for waits, tokens, worker in targets:
+            takes = start + tokens * each if tokens else 0.0
+            scored.append((takes + min(takes, hidden) + waits, worker))
+        main = _best(facts, scored)
+        pairs.append(_Pair(prefill.cost + main.cost, prefill, main, relay, edge, link))
+    return pairs
 
 
-def _joins(edge: EdgeView, source: Role, target: Role, best: dict[str, WorkerView]) -> bool:
-    ends = (best.get(edge.source), best.get(edge.target))
-    return ends[0] is not None and ends[1] is not None and (ends[0].role, ends[1].role) == (source, target)
+@lru_cache(maxsize=64)
+def _joined(edges: tuple[EdgeView, ...]) -> tuple[tuple[EdgeView, tuple[str, ...]], ...]:
+    """Every edge that may carry KV to main, with the pools between its ends: those that its source feeds and that feed
+    its target."""
+    return tuple(
+        (edge, tuple(sorted({near.target for near in edges if _between(near, edge, edges)})))
+        for edge in edges
+        if edge.carries == "kv"
+    )
 
 
-def _between(view: ClusterView, prefill: str, main: str) -> Iterator[str]:
-    """The pools that `prefill` feeds with KV and that feed `main`."""
-    fed = {edge.target for edge in view.edges if edge.source == prefill and edge.carries == "kv"}
-    return (pool for pool in sorted(fed) if any((edge.source, edge.target) == (pool, main) for edge in view.edges))
+def _between(near: EdgeView, edge: EdgeView, edges: tuple[EdgeView, ...]) -> bool:
+    return (near.source, near.carries) == (edge.source, "kv") and any(
+        (far.source, far.target) == (near.target, edge.target) for far in edges
+    )
+
+
+def _best(facts: RequestFacts, scored: Sequence[tuple[float, WorkerView]]) -> _Best:
+    return _Best(min([cost for cost, _ in scored]), _pick(facts, scored, lambda each: str(each[1].key))[1])
+
+
+def _pick(facts: RequestFacts, candidates: Sequence[T], name: Callable[[T], str]) -> T:
+    """Of candidates that begin with what they cost: the cheapest; of those that are as good, the one whose lot this
+    request draws. A lot does not depend on who else is there, so a candidate that gets better is still chosen."""
+    if len(candidates) == 1:
+        return candidates[0]
+    most = min([each[0] for each in candidates]) * (1.0 + NEAR) + NEAR_TIME
+    near = [each for each in candidates if each[0] <= most]
+    if len(near) == 1:
+        return near[0]
+    return max(near, key=lambda each: xxhash.xxh64_intdigest(name(each).encode(), facts.seed))
+
+
+def _why(facts: RequestFacts, pair: _Pair) -> str:
+    prefill, main = pair.prefill.worker, pair.main.worker
+    queued = wait(facts, prefill), wait(facts, main)
+    takes = way(prefill, pair.way).takes(lacking(facts, main))
+    over = f"over {pair.edge.link}" if pair.edge.link else "on their way"
+    return (
+        f"{prefill.key} and {main.key} cost least: {queued[0]:.2g} s in queue and "
+        f"{compute(facts, prefill):.2g} s for {lacking(facts, prefill)} tokens, {takes:.2g} s {over} for "
+        f"{lacking(facts, main)}, {queued[1]:.2g} s in queue"
+    )
 
 
 def _no_route(view: ClusterView) -> NoRoute:

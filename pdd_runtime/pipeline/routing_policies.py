@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import msgspec
 from pydantic import BaseModel, Field
 
 from pdd_runtime.graph.units import Duration
@@ -54,6 +55,16 @@ class PlacingPolicy(RoutingPolicy):
 
     def plan(self, facts: RequestFacts, view: ClusterView) -> Route:
         placement = place(facts, view)
+        route = self._along(facts, view, placement)
+        if not placement.why:
+            return route
+        return msgspec.structs.replace(route, reason=f"{route.reason}; {placement.why}")
+
+    @abstractmethod
+    def relays(self, facts: RequestFacts, placement: Placement) -> tuple[bool, str]:
+        """Is a relay wanted, and why (not)?"""
+
+    def _along(self, facts: RequestFacts, view: ClusterView, placement: Placement) -> Route:
         if placement.prefill is None:
             return Route(kind="A", main=placement.main.key, reason="an aggregated pool serves it alone")
         workers = {"main": placement.main.key, "prefill": placement.prefill.key}
@@ -68,10 +79,6 @@ class PlacingPolicy(RoutingPolicy):
         if limits is not None and (why := singular(limits, facts, placement, view.finishing)):
             return Route(kind="P-RLD", relay=placement.relay.key, reason=f"{why}, and {reason}", **workers)
         return Route(kind="P-RLD-MD", relay=placement.relay.key, reason=reason, **workers)
-
-    @abstractmethod
-    def relays(self, facts: RequestFacts, placement: Placement) -> tuple[bool, str]:
-        """Is a relay wanted, and why (not)?"""
 
 
 def singular(limits: FinishOnRelay, facts: RequestFacts, placement: Placement, finishing: Finishing) -> str:

@@ -9,6 +9,7 @@ import pytest
 from pdd_runtime.graph import loads
 from pdd_runtime.pipeline.links import Links
 from pdd_runtime.pipeline.routing_policies import Predictive
+from pdd_runtime.pipeline.sender import Seen
 from pdd_runtime.plugins.routing import (
     ClusterView,
     EdgeView,
@@ -116,18 +117,20 @@ def test_a_link_nobody_has_sent_over_is_as_the_graph_says(links: Links) -> None:
 
 def test_each_direction_is_its_senders(links: Links) -> None:
     idle = LinkTelemetry(cluster="dc-b", goodput=20e6, rtt=0.06)
-    there, back = links.views([("dc-a", idle), ("dc-b", LinkTelemetry(cluster="dc-a", queue=7))])
+    there, back = links.views([Seen("dc-a", idle), Seen("dc-b", LinkTelemetry(cluster="dc-a", queue=7))])
     assert (there.goodput, there.rtt, there.queue) == (20e6, 0.06, 0)
     assert (back.goodput, back.rtt, back.queue) == (None, 0.05, 7)
 
 
 def test_senders_that_are_busy_share_the_line_and_idle_ones_do_not_count(links: Links) -> None:
-    busy = [("dc-a", LinkTelemetry(cluster="dc-b", goodput=g, rtt=r, queue=5)) for g, r in ((10e6, 0.08), (9e6, 0.05))]
-    there, _ = links.views([*busy, ("dc-a", LinkTelemetry(cluster="dc-b", goodput=22e6))])
+    busy = [
+        Seen("dc-a", LinkTelemetry(cluster="dc-b", goodput=g, rtt=r, queue=5)) for g, r in ((10e6, 0.08), (9e6, 0.05))
+    ]
+    there, _ = links.views([*busy, Seen("dc-a", LinkTelemetry(cluster="dc-b", goodput=22e6))])
     assert (there.goodput, there.rtt, there.queue) == (19e6, 0.05, 10)
-    there, _ = links.views([("dc-a", LinkTelemetry(cluster="dc-b", goodput=g)) for g in (20e6, 22e6)])
+    there, _ = links.views([Seen("dc-a", LinkTelemetry(cluster="dc-b", goodput=g)) for g in (20e6, 22e6)])
     assert there.goodput == 22e6
 
 
 def test_what_is_inside_a_cluster_or_beyond_the_graph_is_no_link(links: Links) -> None:
-    assert links.views([("dc-a", LinkTelemetry(cluster="dc-a", queue=9))]) == links.views([])
+    assert links.views([Seen("dc-a", LinkTelemetry(cluster="dc-a", queue=9))]) == links.views([])

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from pdd_runtime.errors import NoRoute
-from pdd_runtime.pipeline.placement import cost
 from pdd_runtime.pipeline.routing_policies import AlwaysRelay, HitThreshold, NeverRelay, Predictive
 from pdd_runtime.plugins.routing import (
     ClusterView,
@@ -128,14 +127,6 @@ def test_the_least_loaded_worker_is_taken() -> None:
     assert (route.prefill.index, route.relay.index, route.main.index) == (2, 2, 2)
 
 
-def test_a_cached_prompt_is_worth_a_wait_but_not_any_wait() -> None:
-    base = (worker("prefill"), worker("relay"), worker("main", 0))
-    busy = make(NeverRelay).plan(FACTS, view(*base, worker("main", 1, cached=1000, running=12)))
-    assert busy.main.index == 1
-    swamped = make(NeverRelay).plan(FACTS, view(*base, worker("main", 1, cached=1000, running=16, waiting=8)))
-    assert swamped.main.index == 0
-
-
 def test_a_few_common_tokens_do_not_pile_everything_onto_one_worker() -> None:
     # As a system prompt does: cached on the worker that served first.
     base = (worker("prefill"), worker("main", 0, cached=20, running=1), worker("main", 1))
@@ -150,28 +141,6 @@ def test_equal_load_spreads() -> None:
     assert set(load.values()) == {5}
 
 
-def test_only_workers_that_edges_connect_serve_together() -> None:
-    edges = (
-        EdgeView(source="p1", target="m1", carries="kv", link="wan"),
-        EdgeView(source="p2", target="m2", carries="kv", link="wan"),
-        EdgeView(source="p2", target="r2", carries="kv", link=None),
-        EdgeView(source="r2", target="m1", carries="tokens", link="wan"),
-    )
-    workers = (
-        worker("p1", role="prefill", running=9),
-        worker("p2", role="prefill"),
-        worker("m1", role="main"),
-        worker("m2", role="main", running=9),
-        worker("r2", role="relay"),
-    )
-    # The two idle ones are not connected; of the pairs that are, the lower sum wins (equal: by name).
-    route = make(AlwaysRelay).plan(FACTS, view(*workers, edges=edges))
-    assert route.prefill is not None
-    assert (route.prefill.pool, route.main.pool) == ("p1", "m1")
-    # r2 hands off to m1, but p1 does not feed it.
-    assert route.kind == "P-MD"
-
-
 def test_a_relay_joined_by_a_kv_edge_alone_counts() -> None:
     edges = (*WAN[:2], EdgeView(source="relay", target="main", carries="kv", link="wan"))
     assert make(AlwaysRelay).plan(FACTS, view(*WHOLE, edges=edges)).kind == "P-RLD-MD"
@@ -182,9 +151,3 @@ def test_planning_is_pure() -> None:
     policy = make(HitThreshold)
     first = policy.plan(FACTS, view(*workers))
     assert first == policy.plan(FACTS, view(*workers)) == make(HitThreshold).plan(FACTS, view(*reversed(workers)))
-
-
-def test_cost_counts_whole_batches_and_whole_prompts() -> None:
-    assert cost(FACTS, worker("main")) == 1.0
-    assert cost(FACTS, worker("main", cached=1000)) == 0.0
-    assert cost(FACTS, worker("main", cached=500, running=8, waiting=8)) == 1.5
