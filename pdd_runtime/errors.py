@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import ClassVar
 
 
@@ -15,6 +15,8 @@ class PddError(Exception):
     """
 
     code: ClassVar[str] = "error"
+    worker: Hashable = None
+    """Which one failed, where a session knows that. Stays in this process."""
     _classes: ClassVar[dict[str, type[PddError]]] = {}
 
     def __init_subclass__(cls) -> None:

@@ -6,7 +6,7 @@ from pdd_runtime.graph.exposure import leaves_host
 from pdd_runtime.graph.faults import GraphErrors, nearest
 from pdd_runtime.graph.links import link_between
 from pdd_runtime.graph.loading import LoadedGraph, load, loads
-from pdd_runtime.graph.models import Cluster, Edge, Frontend, Graph, Link, Model, PluginRef, Pool, Role, Spec
+from pdd_runtime.graph.models import Cluster, Edge, Frontend, Graph, Link, Model, PluginRef, Pool, Recovery, Role, Spec
 
 __all__ = [
     "Cluster",
@@ -19,6 +19,7 @@ __all__ = [
     "Model",
     "PluginRef",
     "Pool",
+    "Recovery",
     "Role",
     "Spec",
     "leaves_host",

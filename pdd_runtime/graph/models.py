@@ -185,6 +185,15 @@ class Admission(_Form):
     """Weights of tenants when they compete, by name of their API key; 1 where not given."""
 
 
+class Recovery(_Form):
+    """What a request goes through when workers fail it, before its user gets the error."""
+
+    attempts: int = Field(default=3, ge=0)
+    """How often it goes on elsewhere without a token in between."""
+    wait: Duration = Field(default=60.0, ge=0)
+    """How long it waits for a worker that can go on."""
+
+
 class Admin(_Form):
     """Where operators ask: timelines, workers, metrics, cancellation."""
 
@@ -253,6 +262,8 @@ class Spec(_Form):
     """What users are promised."""
     admission: Admission = Admission()
     """How many requests are let in at once."""
+    recovery: Recovery = Recovery()
+    """What a request goes through when workers fail it."""
     frontend: Frontend = Frontend()
     """Where users find it."""
     discovery: PluginRef = PluginRef(plugin="local")

@@ -53,6 +53,10 @@ class Metrics:
         self._saved = Counter(
             "pdd_kv_saved_bytes", "KV that needed not cross, for the target had it cached", ("edge",), registry=registry
         )
+        self._recoveries = Counter(
+            "pdd_recoveries", "Requests that went on without a worker that had failed them, by its role and why",
+            ("role", "reason"), registry=registry,
+        )  # fmt: skip
         Gauge("pdd_sessions", "Sessions in flight", registry=registry).set_function(sessions)
         # A transfer that failed never settles: the bound forgets it.
         self._open: deque[_Moving] = deque(maxlen=100)
@@ -96,6 +100,8 @@ class Metrics:
         for tier, count in body["cached"].items():
             self._cached.labels(tier).inc(count or 0)
         self._prompt.inc(body["prompt_tokens"])
+        for recovery in body["recoveries"]:
+            self._recoveries.labels(recovery["role"], recovery["reason"]).inc()
         for transfer in body["kv"]:
             self._saved.labels(transfer["edge"]).inc(transfer["bytes_cached"])
         if body["handoff"] is not None and body["handoff"]["gap"] is not None:

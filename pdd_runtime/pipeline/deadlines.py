@@ -22,3 +22,7 @@ CONNECT = 5.0
 """For a worker to take a connection."""
 WORKER = 600.0
 """For a first worker to be there, with its model loaded."""
+LOOK = 0.1
+"""Between two looks at a worker that is silent, and at who could take its place."""
+FIRST_PAUSE, LAST_PAUSE = 0.1, 2.0
+"""Before a session asks a worker again that has failed it; doubled with every failure."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -13,26 +13,29 @@ from pdd_runtime.errors import Cancelled, NoRoute, RequestError
 from pdd_runtime.graph import Graph
 from pdd_runtime.observe import Timeline, Timelines
 from pdd_runtime.pipeline import deadlines
-from pdd_runtime.pipeline.capable import plan_capable
-from pdd_runtime.pipeline.direct import aggregated, direct
+from pdd_runtime.pipeline.direct import alone, direct
 from pdd_runtime.pipeline.edges import Edges
 from pdd_runtime.pipeline.links import Links
 from pdd_runtime.pipeline.output import Output
+from pdd_runtime.pipeline.part import Part
 from pdd_runtime.pipeline.peers import Peer, Peers
+from pdd_runtime.pipeline.planner import Planner
 from pdd_runtime.pipeline.relayed import Relayed
 from pdd_runtime.pipeline.request import Finish, SessionRequest
-from pdd_runtime.pipeline.session import Flow, Session
-from pdd_runtime.pipeline.token_log import Source
+from pdd_runtime.pipeline.session import Session
 from pdd_runtime.plugins import PluginManager
 from pdd_runtime.plugins.discovery import Discovery, Member
-from pdd_runtime.plugins.engine import EngineInfo, Load, Token, TokenizerFiles
+from pdd_runtime.plugins.engine import EngineInfo, Load, Sampling, Token, TokenizerFiles
 from pdd_runtime.plugins.handoff import HandoffStrategy
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty
-from pdd_runtime.plugins.routing import ClusterView, LinkView, RequestFacts, Route, RoutingPolicy, WorkerKey
+from pdd_runtime.plugins.routing import LinkView, Route
 from pdd_runtime.rpc import Greeting, Tls
 
 log = logging.getLogger(__name__)
+
+_ANY = SessionRequest(id="", tokens=(0,), max_tokens=2, sampling=Sampling())
+"""For whether there is any route at all."""
 
 
 class Driver:
@@ -53,7 +56,7 @@ class Driver:
         spec = graph.spec
         routing = plugins.routing(spec.routing.plugin)
         handoff = plugins.handoff(spec.handoff.plugin)
-        self._policy: RoutingPolicy = routing(plugins.configure(routing, spec.routing.config, "spec.routing.config"))
+        policy = routing(plugins.configure(routing, spec.routing.config, "spec.routing.config"))
         self._strategy: HandoffStrategy = handoff(
             plugins.configure(handoff, spec.handoff.config, "spec.handoff.config")
         )
@@ -62,15 +65,16 @@ class Driver:
             self._edges.require_relay_kv(self._strategy.name)
         self._graph, self._timelines = graph, timelines
         self._peers = Peers(discovery, greeting, lines, tls)
+        self._planner = Planner(policy, self._peers, self._edges, self._links)
         self._missing = set(spec.pools)
         """Pools of which no worker has been there yet."""
         self._sessions: dict[Session, asyncio.Task[None]] = {}
-        self._routes: dict[str, Route] = {}
-        """Of the sessions in flight, by their requests' ids."""
+        self._telling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to look for workers; returns at once."""
         await self._peers.start()
+        self._telling = asyncio.create_task(self._tell_sessions(), name="sessions hear of workers")
 
     async def close(self) -> None:
         """End all sessions, and all connections. Idempotent."""
@@ -81,6 +85,9 @@ class Driver:
                 session.timeline.failed(error)
                 session.output.fail(error)
             task.cancel()
+        if self._telling is not None:
+            self._telling.cancel()
+            tasks.append(self._telling)
         if tasks:
             await asyncio.wait(tasks)
         await self._peers.close()
@@ -104,7 +111,7 @@ class Driver:
             pools = ", ".join(sorted(self._missing))
             return "; ".join([f"no worker is ready yet in: {pools}", *self._troubles()])
         try:
-            self._plan(RequestFacts(prompt_tokens=1, max_tokens=2), (0,), "")
+            self._planner.route(_ANY)
         except NoRoute as error:
             return "; ".join([error.what, *self._troubles()])
         return ""
@@ -132,8 +139,8 @@ class Driver:
         """Tokens in order, each once, then `Finish`. Closing it before that cancels the request everywhere.
 
         Raises `NoRoute` where no worker is there to take it, `RequestError` where those that are cannot do what it
-        asks for, `WorkerLost` when one dies, and what the workers raise:
-        `CapacityError`, `RequestError`, `EngineError`, `DeadlineExceeded`.
+        asks for. Where workers fail it, others go on; when none can, it raises the last failure: `WorkerLost`,
+        `CapacityError`, `EngineError`, `DeadlineExceeded`.
         """
         async with self._running(request) as output:
             while True:
@@ -168,61 +175,50 @@ class Driver:
 
     def _begin(self, request: SessionRequest, timeline: Timeline) -> tuple[Session, asyncio.Task[None]]:
         try:
-            route = self._route_beside(request.beside) or self._plan(
-                RequestFacts(
-                    prompt_tokens=len(request.tokens), max_tokens=request.max_tokens, needs=request.sampling.needs
-                ),
-                request.tokens,
-                request.salt,
-            )
-            keys: dict[Source, WorkerKey | None] = {
-                "prefill": route.prefill,
-                "relay": route.relay,
-                "main": route.main,
-            }
-            workers = {role: self._peers.get(key) for role, key in keys.items() if key is not None}
+            route = self._route_beside(request.beside) or self._planner.route(request)
+            workers = self._planner.workers(route)
         except (NoRoute, RequestError) as error:
             timeline.failed(error)
             raise
         timeline.routed(route.kind, route.reason)
         tokens = len(request.tokens)
         log.info("request %s: route %s, %d prompt tokens: %s", request.id, route.kind, tokens, route.reason)
-        session = Session(request, workers, self._edges, timeline)
-        task = asyncio.create_task(session.run(self._flow(route)), name=request.id)
+        recovery = self._graph.spec.recovery
+        session = Session(request, route, workers, self._planner, self._edges, timeline, recovery)
+        task = asyncio.create_task(session.run(self._flow), name=request.id)
         self._sessions[session] = task
-        self._routes[request.id] = route
 
         def ended(_: asyncio.Task[None]) -> None:
             # Here and not in the task: one that is cancelled before its first step runs no code of its own.
-            session.release(*workers)
+            session.leave()
             del self._sessions[session]
-            self._routes.pop(request.id, None)
 
         task.add_done_callback(ended)
         return session, task
 
     def _route_beside(self, id: str) -> Route | None:
         """The route of request `id`, where it is in flight and could be taken now."""
-        route = self._routes.get(id)
-        if route is None or {route.prefill, route.relay, route.main} - {
-            None,
-            *(peer.key for peer in self._peers.ready),
-        }:
+        route = next((session.route for session in self._sessions if session.id == id), None)
+        if route is None or not self._planner.ready((route.prefill, route.relay, route.main)):
             return None
         return msgspec.structs.replace(route, reason=f"beside {id}, which has the same prompt: {route.reason}")
 
-    def _plan(self, facts: RequestFacts, tokens: Sequence[int], salt: str) -> Route:
-        view = ClusterView(workers=self._peers.views(tokens, salt), edges=self._edges.views, links=self.links())
-        return plan_capable(self._policy, facts, view)
+    async def _flow(self, part: Part) -> None:
+        """By the workers that a session has, whether a route or a loss has left them to it."""
+        crew = part.session.crew
+        if "relay" in crew:
+            await Relayed(part, self._strategy).run()
+        elif "prefill" in crew:
+            await direct(part)
+        else:
+            await alone(part)
 
-    def _flow(self, route: Route) -> Flow:
-        match route.kind:
-            case "A":
-                return aggregated
-            case "P-MD":
-                return direct
-            case "P-RLD-MD":
-                return lambda session: Relayed(session, self._strategy).run()
+    async def _tell_sessions(self) -> None:
+        """Those that wait for a worker look again when one has come or gone."""
+        while True:
+            await self._peers.changed.next()
+            for session in tuple(self._sessions):
+                session.changed.fire()
 
     async def _any_worker(self) -> Peer:
         await self._peers.changed.until(lambda: bool(self._peers.ready), deadlines.WORKER, "a first worker")

@@ -8,46 +8,46 @@ from typing import TYPE_CHECKING, Any
 
 from pdd_runtime.errors import EngineError, PddError
 from pdd_runtime.pipeline import deadlines
-from pdd_runtime.pipeline.legs import Leg, worker_lost
-from pdd_runtime.pipeline.token_log import Source
+from pdd_runtime.pipeline.legs import Leg
+from pdd_runtime.pipeline.peers import Peer
+from pdd_runtime.pipeline.recovery import worker_lost
 from pdd_runtime.plugins.engine import Offer, OfferRequest
 
 if TYPE_CHECKING:
-    from pdd_runtime.pipeline.session import Session
+    from pdd_runtime.pipeline.part import Part
 
 
 class Kept:
     """One offer, from the asking until its reader has all. What fails where the KV is kept fails its reader."""
 
-    def __init__(self, session: Session, source: Source, target: Source, tokens: tuple[int, ...], id: str) -> None:
+    def __init__(self, part: Part, giver: Peer, taker: Peer, tokens: tuple[int, ...], id: str) -> None:
         """`id`: the reader's request."""
-        self._session, self._tokens = session, tokens
-        self._giver, self._taker = session.workers[source], session.workers[target]
-        self._to_main = (source, target) == ("prefill", "main")
+        self._part, self._session, self._giver, self._taker = part, part.session, giver, taker
         self._read = False
         request = OfferRequest(
-            id=f"{id}.{target}",
+            id=f"{id}.{taker.key.pool}",
             tokens=tokens,
-            sampling=session.request.sampling,
-            salt=session.request.salt,
-            reader=self._taker.key.pool,
+            sampling=self._session.request.sampling,
+            salt=self._session.request.salt,
+            reader=taker.key.pool,
             timeout=deadlines.FETCH,
         )
-        doing = f"keeping KV for {self._taker}"
-        self._leg: Leg[Offer] = session.leg(source, doing, "engine.offer", request, Offer, deadlines.PREFILL)
-        self._record = session.timeline.transfer(self._giver.key.pool, self._taker.key.pool)
-        session.timeline.event(self._taker, f"KV from {self._giver.key.pool} starts")
+        doing = f"keeping KV for {taker}"
+        self._leg: Leg[Offer] = part.leg(giver, doing, "engine.offer", request, Offer, deadlines.PREFILL)
+        self._record = self._session.timeline.transfer(giver.key.pool, taker.key.pool)
+        self._session.timeline.event(taker, f"KV from {giver.key.pool} starts")
 
     async def offer(self) -> Offer:
         """What the reader needs."""
-        async for offer in self._leg:
-            self._leg.patience = deadlines.FETCH
-            return offer
-        raise EngineError(f"{self._leg.doing}: the stream ended without an offer", where=f"worker {self._giver}")
+        with self._part.guarding(self._leg, self._giver, "prefill", self._leg.doing):
+            async for offer in self._leg:
+                self._leg.patience = deadlines.FETCH
+                return offer
+        raise self._leg.ended("an offer")
 
     def mind(self, reader: Leg[Any]) -> None:
         """From here on, `reader` reads it."""
-        self._session.beside(self._mind(reader))
+        self._part.beside(self._mind(reader))
 
     def read(self, cached: int, received: int) -> None:
         """The reader has all: `cached` tokens' KV was there, that of `received` has come."""
@@ -57,11 +57,11 @@ class Kept:
         record.blocks_sent, record.bytes = self._taker.blocks_in(received), received * self._giver.token_bytes
         record.finished = timeline.elapsed
         record.goodput = record.bytes / max(1e-6, record.finished - record.started)
-        if self._to_main and timeline.cached.main is None:
-            timeline.cached.main = min(cached, len(self._session.prompt))
+        if self._taker is self._session.crew.get("main"):
+            self._session.cached_on_main(cached)
         what = f"KV from {self._giver.key.pool} ends: {cached + received} tokens are there, {received} of them new"
         timeline.event(self._taker, what)
-        self._session.beside(self._close_soon())
+        self._part.beside(self._close_soon())
 
     async def close(self) -> None:
         await self._leg.close()
@@ -76,8 +76,9 @@ class Kept:
 
     async def _mind(self, reader: Leg[Any]) -> None:
         try:
-            async for _ in self._leg:
-                pass
+            with self._part.guarding(self._leg, self._giver, "prefill", self._leg.doing):
+                async for _ in self._leg:
+                    pass
         except PddError as error:
             if not self._read:
                 reader.fail(error)

@@ -10,10 +10,11 @@ from pdd_runtime.pipeline.legs import Leg
 from pdd_runtime.pipeline.token_log import Source
 from pdd_runtime.plugins.engine import Received, ReceiveRequest
 from pdd_runtime.plugins.messages import Fetched, FetchEvent, Fetching, FetchProgress, FetchRequest
+from pdd_runtime.plugins.routing import WorkerKey
 
 if TYPE_CHECKING:
+    from pdd_runtime.pipeline.part import Part
     from pdd_runtime.pipeline.peers import Peer
-    from pdd_runtime.pipeline.session import Session
 
 
 class Held(Protocol):
@@ -29,26 +30,60 @@ class Nothing:
         return
 
 
-async def bring(session: Session, source: Source, target: Source, tokens: tuple[int, ...]) -> tuple[Held, int]:
+async def bring(part: Part, source: Source, target: Source, tokens: tuple[int, ...]) -> tuple[Held, int]:
     """Bring the KV of `tokens`. Returns what keeps it there, and how many leading tokens' KV is there. Where it cannot
     be moved, that is less: the engine computes it. Nothing is done for an engine that is assisted: each of its decodes
-    brings what it needs."""
-    giver, taker = session.workers[source], session.workers[target]
+    brings what it needs. A prefill worker that fails is followed by another that has the prompt's KV."""
+    session = part.session
+    giver, taker = session.crew.get(source), session.crew[target]
+    tried: set[WorkerKey] = set()
+
+    def other() -> Peer | None:
+        if source != "prefill" or not session.log:
+            return None
+        there = session.planner.cached(session.request, taker)
+        return session.planner.holder(session.request, taker, there, tried)
+
     if taker.assisted:
         return Nothing(), 0
+    giver = giver or other()
+    while giver is not None:
+        tried.add(giver.key)
+        try:
+            with giver.gives():
+                return await _move(part, giver, taker, source, tokens)
+        except (EngineError, TransferError, DeadlineExceeded, CapacityError, WorkerLost) as error:
+            if isinstance(error, WorkerLost) and error.worker is not giver:
+                raise
+            full = isinstance(error, DeadlineExceeded | CapacityError)
+            failed, giver = giver, None if full else other()
+            then = f"{giver} has it as well" if giver else "it will be recomputed"
+            session.timeline.event(taker, f"KV from {failed.key.pool} failed: {error}; {then}")
+            if isinstance(error, WorkerLost):
+                session.replaced(error, giver or taker)
+    return Nothing(), 0
+
+
+async def _move(part: Part, giver: Peer, taker: Peer, source: Source, tokens: tuple[int, ...]) -> tuple[Held, int]:
+    session = part.session
+    if source == "prefill" and giver is not session.prompt_at:
+        # Nobody prefills it there now: what is not there would be waited for in vain.
+        tokens = tokens[: session.planner.cached(session.request, giver)]
+        if not tokens:
+            return Nothing(), 0
     transport = session.edges.transport(giver.key.pool, taker.key.pool)
     if transport is None:
-        return await _receive(session, source, target, tokens)
-    return await _fetch(session, source, target, tokens, transport)
+        return await _receive(part, giver, taker, tokens)
+    return await _fetch(part, giver, taker, source, tokens, transport)
 
 
 async def _fetch(
-    session: Session, source: Source, target: Source, tokens: tuple[int, ...], transport: str
+    part: Part, giver: Peer, taker: Peer, source: Source, tokens: tuple[int, ...], transport: str
 ) -> tuple[Held, int]:
     """Blocks, by the agents."""
-    giver, taker = session.workers[source], session.workers[target]
+    session = part.session
     request = FetchRequest(
-        id=session.id,
+        id=session.prompt_id,
         tokens=tokens,
         transport=transport,
         endpoint=giver.member.transports.get(transport, ""),
@@ -59,38 +94,37 @@ async def _fetch(
         timeout=deadlines.FETCH,
     )
     doing = f"receiving KV from {giver}"
-    leg: Leg[FetchEvent] = session.leg(target, doing, "kv.fetch", request, FetchEvent, deadlines.FETCH + deadlines.CALL)
+    leg: Leg[FetchEvent] = part.leg(taker, doing, "kv.fetch", request, FetchEvent, deadlines.FETCH + deadlines.CALL)
     record = session.timeline.transfer(giver.key.pool, taker.key.pool)
     session.timeline.event(taker, f"KV from {giver.key.pool} starts")
-    there = 0
     try:
-        with session.watching(source, f"sending KV to {taker}"):
+        with part.guarding(leg, giver, source, f"sending KV to {taker}"):
             async for event in leg:
                 match event:
                     case Fetching(blocks_cached):
                         record.blocks_cached = blocks_cached
                         there_already = min(taker.tokens_in(blocks_cached), len(tokens))
                         record.bytes_cached = giver.token_bytes * there_already
-                        if target == "main" and source == "prefill":
-                            session.timeline.cached.main = min(there_already, len(session.prompt))
+                        if source == "prefill" and taker is session.crew.get("main"):
+                            session.cached_on_main(there_already)
                     case FetchProgress(blocks, size):
                         record.blocks_sent, record.bytes = blocks, size
                     case Fetched(report, there):
                         record.blocks_sent, record.bytes = report.blocks, report.bytes
                         record.goodput, record.finished = report.goodput, session.timeline.elapsed
                         session.timeline.event(taker, f"KV from {giver.key.pool} ends: {there} tokens are there")
-                        break
-    except (TransferError, DeadlineExceeded, CapacityError) as error:
-        _failed(session, giver, taker, error)
+                        return leg, there
+        raise leg.ended("all of it")
+    except PddError:
         await leg.close()
-    return leg, there
+        raise
 
 
-async def _receive(session: Session, source: Source, target: Source, tokens: tuple[int, ...]) -> tuple[Held, int]:
+async def _receive(part: Part, giver: Peer, taker: Peer, tokens: tuple[int, ...]) -> tuple[Held, int]:
     """By the engines: one keeps it, the other reads it."""
-    giver, taker = session.workers[source], session.workers[target]
-    id = f"{session.id}.kv"
-    kept = await session.keep(source, target, tokens, id)
+    session = part.session
+    id = f"{part.id}.kv"
+    kept = await part.keep(giver, taker, tokens, id)
     leg: Leg[Received] | None = None
     try:
         request = ReceiveRequest(
@@ -102,22 +136,14 @@ async def _receive(session: Session, source: Source, target: Source, tokens: tup
             timeout=deadlines.FETCH,
         )
         doing = f"receiving KV from {giver}"
-        leg = session.leg(target, doing, "engine.receive", request, Received, deadlines.FETCH + deadlines.CALL)
+        leg = part.leg(taker, doing, "engine.receive", request, Received, deadlines.FETCH + deadlines.CALL)
         kept.mind(leg)
         async for received in leg:
             kept.read(received.cached, received.received)
             return leg, received.cached + received.received
-        raise EngineError(f"{doing}: the stream ended with nothing received", where=f"worker {taker}")
-    except (EngineError, TransferError, DeadlineExceeded, CapacityError, WorkerLost) as error:
-        if isinstance(error, WorkerLost) and not giver.connection.closed:
-            raise
-        # With the giver lost as well: the first token is out, and all else the reader can compute.
-        _failed(session, giver, taker, error)
+        raise leg.ended("anything received")
+    except PddError:
         if leg is not None:
             await leg.close()
         await kept.close()
-    return Nothing(), 0
-
-
-def _failed(session: Session, giver: Peer, taker: Peer, error: PddError) -> None:
-    session.timeline.event(taker, f"KV from {giver.key.pool} failed: {error}; it will be recomputed")
+        raise

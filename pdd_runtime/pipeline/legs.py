@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Self, TypeVar
 
-from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, PddError, WorkerLost
+from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, EngineError, PddError
 from pdd_runtime.pipeline.peers import Peer
+from pdd_runtime.pipeline.recovery import failed_at, worker_lost
 from pdd_runtime.rpc import RpcStream
 
 E = TypeVar("E")
@@ -37,7 +38,7 @@ class Leg(Generic[E]):
         try:
             await self._stream.__aenter__()
         except ConnectionLost as error:
-            raise worker_lost(self.peer, self.doing, error) from error
+            raise worker_lost(self.peer, self.doing, error.what) from error
 
     def __aiter__(self) -> Self:
         return self
@@ -60,6 +61,11 @@ class Leg(Generic[E]):
         """Stop it; who reads gets `error`. Nothing happens where it has ended."""
         self._stream.fail(error)
 
+    def ended(self, without: str) -> EngineError:
+        """The error of a stream that ended without what it should have brought."""
+        what = f"{self.doing}: the stream ended without {without}"
+        return failed_at(self.peer, EngineError(what, where=f"worker {self.peer}"))
+
     async def close(self) -> None:
         """Idempotent; waits for nothing that the worker would have to say."""
         if self._timer is not None:
@@ -75,7 +81,10 @@ class Leg(Generic[E]):
         try:
             yield
         except ConnectionLost as error:
-            raise worker_lost(self.peer, self.doing, error) from error
+            raise worker_lost(self.peer, self.doing, error.what) from error
+        except PddError as error:
+            failed_at(self.peer, error)
+            raise
         finally:
             self._due = None
 
@@ -93,12 +102,3 @@ class Leg(Generic[E]):
             self._watch(self._due)
             return
         self.fail(DeadlineExceeded(f"{self.doing} said nothing for {self.patience:.3g} s", where=f"worker {self.peer}"))
-
-
-def worker_lost(peer: Peer, doing: str, why: ConnectionLost | None = None) -> WorkerLost:
-    """The error of a session whose worker died."""
-    return WorkerLost(
-        f"worker {peer} ({peer.member.role}) was lost while {doing}",
-        why=why.what if why else "its connection ended",
-        fix=f"send the request again; `pdd-runtime logs` of pool {peer.key.pool} may say what happened to it",
-    )

@@ -6,238 +6,214 @@ What happens, by name (design: handoff = extend → seal → drain → commit):
     relay     KV in (near) ─ decode ───▶ user ──── stops at n ···· held ···· freed
     main      KV in (far) ··········· extend, extend ─┐ decode ─▶ n+1 ─▶ user
                                                     seal n       commit
+
+Relay and main fail each by themselves: another main begins anew while the relay goes on, and for a relay that is lost
+main takes over at once, or another relay goes on until it can.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from pdd_runtime.errors import PddError, WorkerLost
+from pdd_runtime.errors import PddError
 from pdd_runtime.pipeline import deadlines
-from pdd_runtime.pipeline.kv import Held
 from pdd_runtime.pipeline.legs import Leg
-from pdd_runtime.pipeline.session import Session
+from pdd_runtime.pipeline.part import Part
+from pdd_runtime.pipeline.peers import Peer
+from pdd_runtime.pipeline.recovery import recoverable
+from pdd_runtime.pipeline.takeover import Takeover
 from pdd_runtime.plugins.engine import DecodeEvent, Token
-from pdd_runtime.plugins.handoff import HandoffStrategy, HandoffView
+from pdd_runtime.plugins.handoff import HandoffStrategy
 from pdd_runtime.plugins.messages import Seal
 
 
 class Relayed:
-    """One session's relay and main, and where the handoff between them stands.
+    """The relay's side, and who is to take over from it.
 
     Counts are output tokens: the first of them is the prefill's, the next ones are the relay's.
     """
 
-    def __init__(self, session: Session, strategy: HandoffStrategy) -> None:
-        self.session, self.strategy = session, strategy
-        self.record = session.timeline.hands_off(strategy.name)
-        self.main_ready = False
-        self.main_known = 0
-        self.rounds = 0
-        self.last_outstanding: int | None = None
-        self.relay_stopped = False
-        self.sealed: int | None = None
-        """Where the relay stops and main goes on."""
+    def __init__(self, whole: Part, strategy: HandoffStrategy) -> None:
+        self.session, self.strategy = whole.session, strategy
+        self.stopped = False
+        """No relay makes tokens now."""
+        self.committed = False
+        """Main has taken over."""
+        self._whole = whole
+        self._takeover: Takeover | None = None
         self._relay: Leg[DecodeEvent] | None = None
         self._relaying: asyncio.Task[None] | None = None
-        self._extending: asyncio.Task[None] | None = None
-        self._pinned: Held | None = None
-        """Main's newest stream: it keeps the KV there that the next one builds on."""
+        self._limit = strategy.config.max_relay_tokens
+        """Tokens that a relay may make."""
+        self._relay_id = ""
+        """By which id the relay knows its decode."""
+        self._relay_lost = False
+        """The last one failed."""
+        self._at_end = False
+        """The last one has stopped by itself, as at its context length."""
+        self._relays_failed = False
+        """So many have failed that no other is asked."""
 
     async def run(self) -> None:
         """The whole route."""
-        session = self.session
-        with session.watching("main"):
-            session.start(session.prefill())
-            session.start(self._bring_kv_to_main())
-            self._relaying = session.start(self._relay_decodes())
-            sealed = await self._hand_off()
-            if sealed is not None:
-                await self._main_decodes(sealed)
-            else:
-                await self._free_relay()
-                await self._settle()
+        if not self.session.log and "prefill" in self.session.crew:
+            self._whole.start(self._whole.prefill())
+        self._relaying = self._whole.start(self._relays())
+        await self._mains()
+        self.free_relay()
 
     # The two sides, beside each other
 
-    async def _bring_kv_to_main(self) -> None:
-        """Over the link, in the background. What cannot be moved is recomputed: still nobody waits for it."""
+    async def _mains(self) -> None:
+        """One main after the other, until one has taken over and given the whole answer, or nobody is left who could
+        go on."""
         session = self.session
-        kv, there = await session.fetch("prefill", "main", session.prompt)
-        await self._pin(kv)
-        if there < len(session.prompt):
-            leg, extended = await session.decode("main", "getting the prompt's KV", 0, 0, hold=True, suffix=".prompt")
-            if extended.computed:
-                session.timeline.event(leg.peer, f"recomputed: {extended.computed} tokens of the prompt")
-            await self._pin(leg)
-        self.main_ready = True
-        session.changed.fire()
+        while await self._main_there():
+            part = Part(session)
+            self._takeover = Takeover(part, self)
+            try:
+                await part.run(self._takeover.run())
+                return
+            except PddError as error:
+                if self.committed:
+                    raise
+                self._takeover = None
+                session.lost(error)
+            session.changed.fire()
 
-    async def _relay_decodes(self) -> None:
-        """From the first token to the seal, to the relay's bound, or to the end of the answer."""
+    async def _main_there(self) -> bool:
+        """A main can begin. False: none is needed, or there is no relay either."""
         session = self.session
+
+        def unneeded() -> bool:
+            if session.finish is not None:
+                return "main" not in session.crew
+            stranded = self.stopped and len(session.log) < self.bound and not self._relay_wanted
+            return stranded and session.spare("main") is None
+
+        if not await session.staff("main", unneeded):
+            return False
+        return not session.crew["main"].assisted or await session.staff("prefill", unneeded)
+
+    async def _relays(self) -> None:
+        """One relay after the other, as long as one is needed."""
+        session = self.session
+        while True:
+            await session.until(lambda: self._over or self._relay_wanted, "a relay, or main")
+            if self._over or not await session.staff("relay", lambda: self._over):
+                return
+            if session.crew["relay"].assisted and not await session.staff("prefill", lambda: self._over):
+                return
+            self.stopped = self._relay_lost = False
+            part = Part(session)
+            try:
+                await part.run(self._relay_decodes(part))
+            except PddError as error:
+                self._fail(error)
+            self.stopped, self._relay = True, None
+            session.changed.fire()
+
+    def _fail(self, error: PddError) -> None:
+        """The relay, or who brought it its KV."""
+        session = self.session
+        if self._has_all_of_relay and recoverable(error):
+            assert isinstance(error.worker, Peer)
+            session.timeline.event(error.worker, f"relay lost: not needed any more ({error.what})")
+            session.crew.drop(error.worker)
+            return
+        self._relay_lost = True
         try:
-            kv, _ = await session.fetch("prefill", "relay", session.prompt)
-            await session.until(lambda: len(session.log) > 0, "the first token")
-            known, bound = len(session.log), self._relay_bound
-            if session.finish is None and known < bound:
-                self._relay = await session.open_decode("relay", "relaying", known, bound - known, hold=True)
-                session.timeline.event(self._relay.peer, "relay starts")
-                if self.sealed is not None:
-                    await self._tell_seal(self.sealed)
-                await session.extended(self._relay)
-                await kv.close()
-                stopped = await session.follow(self._relay, self._take_from_relay)
-                session.timeline.event(self._relay.peer, f"relay stops: {stopped.reason}")
-            await kv.close()
-        except WorkerLost as error:
-            if not self._has_all_of_relay:
+            session.lost(error)
+        except PddError:
+            if not recoverable(error) or self._takeover is None:
                 raise
-            session.timeline.event(session.workers["relay"], f"relay lost: not needed any more ({error.why})")
-        self.relay_stopped = True
+            session.timeline.event("", f"goes on without a relay: {error.what}")
+            self._relays_failed = True
+
+    async def _relay_decodes(self, part: Part) -> None:
+        """From where the log ends to the seal, to the relay's bound, or to the end of the answer. Then its KV is held
+        until main has taken over, or until the relay has to go on because main was lost."""
+        session = self.session
+        part.needs("relay")
+        kv, _ = await part.fetch("prefill", "relay", session.prompt)
+        await session.until(lambda: len(session.log) > 0, "the first token")
+        self._limit = self.strategy.relay_bound(session.crew["relay"].busy)
+        known, bound = len(session.log), self.bound
+        if session.finish is None and known < bound:
+            relay = await part.open_decode("relay", "relaying", known, bound - known, hold=True)
+            self._relay, self._relay_id = relay, part.id
+            session.timeline.event(relay.peer, "relay starts")
+            if self._takeover is not None and self._takeover.sealed is not None:
+                await self.seal(self._takeover.sealed)
+            await part.extended(relay)
+            await kv.close()
+            stopped = await part.follow(relay, self._take_from_relay)
+            session.timeline.event(relay.peer, f"relay stops: {stopped.reason}")
+            self._at_end = stopped.reason != "sealed" and len(session.log) < bound
+        await kv.close()
+        self.stopped = True
         session.changed.fire()
+        await session.until(lambda: self._over or self._relay_wanted, "main to take over")
 
     def _take_from_relay(self, tokens: tuple[Token, ...]) -> None:
-        if self.sealed is not None and self.strategy.carries == "tokens":
+        sealed = self._takeover.sealed if self._takeover is not None else None
+        if sealed is not None and self.strategy.carries == "tokens":
             # The seal reached the relay a moment later: main makes these again.
-            end = len(self.session.prompt) + self.sealed
+            end = len(self.session.prompt) + sealed
             tokens = tuple(token for token in tokens if token.position < end)
         self.session.accept(tokens, "relay")
 
     @property
-    def _relay_bound(self) -> int:
+    def bound(self) -> int:
         """Tokens at which the relay stops by itself."""
         bound = self.session.request.max_tokens
-        if self.strategy.config.max_relay_tokens is not None:
-            bound = min(bound, 1 + self.strategy.config.max_relay_tokens)
-        return bound if self.sealed is None else min(bound, self.sealed)
+        if self._limit is not None:
+            bound = min(bound, 1 + self._limit)
+        sealed = self._takeover.sealed if self._takeover is not None else None
+        return bound if sealed is None else min(bound, sealed)
+
+    @property
+    def _over(self) -> bool:
+        return self.committed or self._relays_failed or self.session.finish is not None
+
+    @property
+    def _relay_wanted(self) -> bool:
+        """A relay is needed, and there is one. None is started for the moment until a main that is ready begins."""
+        session = self.session
+        main_ready = self._takeover is not None and self._takeover.ready
+        if self._at_end or len(session.log) >= self.bound or (self._relay_lost and main_ready):
+            return False
+        relay = session.crew.get("relay") or session.spare("relay")
+        return relay is not None and not (
+            relay.assisted and "prefill" not in session.crew and session.spare("prefill") is None
+        )
 
     @property
     def _has_all_of_relay(self) -> bool:
         """The relay has given all that this session needs of it."""
         if self.session.finish is not None:
             return True
-        return self.sealed is not None and self.strategy.carries == "tokens" and len(self.session.log) >= self.sealed
+        return self.strategy.carries == "tokens" and len(self.session.log) >= self.bound
 
-    # The handoff: extend, seal, drain, commit
+    # For who takes over
 
-    async def _hand_off(self) -> int | None:
-        """Ask the strategy after every change, extend as it says, seal where it says, and drain. Returns the number of
-        tokens behind which main decodes, all of them known; None: the answer ended without main."""
-        session = self.session
-        while session.finish is None and self.sealed is None:
-            step = self.strategy.step(self._view())
-            if step.kind == "extend":
-                self._extend_to(min(step.tokens, len(session.log)))
-            elif step.kind == "seal":
-                self._seal(max(step.tokens, len(session.log)))
-            if self.sealed is None:
-                await session.changed.wait(deadlines.CHANGE, f"handoff strategy {self.strategy.name} to seal")
-        await session.until(lambda: session.finish is not None or self._drained, "the relay's last tokens")
-        return None if session.finish is not None else len(session.log)
-
-    def _extend_to(self, tokens: int) -> None:
-        if self._extending is None and self.main_ready and tokens > self.main_known:
-            self._extending = self.session.start(self._extend(tokens))
-
-    async def _extend(self, tokens: int) -> None:
-        """Main computes the KV of the first `tokens` output tokens, while the relay goes on."""
-        session, outstanding = self.session, len(self.session.log) - self.main_known
-        leg, extended = await session.decode("main", "extending", tokens, 0, hold=True, suffix=f".{self.rounds}")
-        session.timeline.event(leg.peer, f"extended: to {tokens} tokens, {extended.computed} computed")
-        await self._pin(leg)
-        self.main_known, self.last_outstanding = tokens, outstanding
-        self.rounds += 1
-        self.record.rounds = self.rounds
-        self.record.extended += extended.computed
-        self._extending = None
-        session.changed.fire()
-
-    def _seal(self, tokens: int) -> None:
-        """The relay is to stop when `tokens` are out. A seal at or behind the end of the answer is none."""
-        if self.relay_stopped:
-            tokens = len(self.session.log)
-        tokens = min(tokens, self._relay_bound)
-        if not 0 < tokens < self.session.request.max_tokens:
+    async def seal(self, tokens: int) -> None:
+        """Tell the relay to stop when `tokens` are out."""
+        session, relay = self.session, self._relay
+        if relay is None or self.stopped:
             return
-        self.sealed = tokens
-        self.session.timeline.event("", f"seal: {tokens} tokens")
-        if self._relay is not None and not self.relay_stopped:
-            self.session.start(self._tell_seal(tokens))
-
-    async def _tell_seal(self, tokens: int) -> None:
-        relay, seal = self.session.workers["relay"], Seal(self.session.id, len(self.session.prompt) + tokens)
+        seal = Seal(self._relay_id, len(session.prompt) + tokens)
         try:
-            await relay.connection.call("engine.seal", seal, type(None), timeout=deadlines.CALL)
+            await relay.peer.connection.call("engine.seal", seal, type(None), timeout=deadlines.CALL)
         except PddError as error:
             # The relay's own stream says so, too, where it matters: tokens behind the seal are dropped anyway.
-            self.session.timeline.event(relay, f"seal failed: {error}")
+            session.timeline.event(relay.peer, f"seal failed: {error}")
 
-    @property
-    def _drained(self) -> bool:
-        """All that main must know is known, and main can begin."""
-        if self.sealed is None or not self.main_ready:
-            return False
-        # Where its KV is moved, the relay's true end counts: the tail block has a name only when it has stopped.
-        return self.relay_stopped if self.strategy.carries == "kv" else len(self.session.log) >= self.sealed
-
-    async def _main_decodes(self, known: int) -> None:
-        """Main goes on behind the first `known` tokens. Its first token is the commit: the relay is let go."""
-        session = self.session
-        self.record.sealed_at = known
-        if self.strategy.carries == "kv":
-            # The last token's own KV is not there: nobody has read that token yet.
-            kv, _ = await session.fetch("relay", "main", session.prompt + session.log.ids[: known - 1])
-            await self._pin(kv)
-        session.timeline.event(session.workers["main"], f"main starts: behind {known} tokens")
-        leg, extended = await session.decode("main", "decoding", known, session.request.max_tokens - known)
-        self.record.extended += extended.computed
-        if self._extending is not None:
-            self._extending.cancel()
-        await self._pin(leg)
-        last_of_relay = session.last_token_at
-
-        def commit() -> None:
-            self.record.gap = session.last_token_at - last_of_relay
-            session.timeline.event(leg.peer, f"commit: gap {self.record.gap:.3f} s")
-            session.start(self._free_relay())
-
-        await session.answer(leg, commit)
-
-    # What is left behind
-
-    async def _free_relay(self) -> None:
+    def free_relay(self) -> None:
+        """Nothing more is needed of it."""
         if self._relaying is not None:
             self._relaying.cancel()
-        if self._relay is not None:
-            if not self.relay_stopped:
-                self.session.timeline.event(self._relay.peer, "relay stops: let go")
-            await self._relay.close()
-        self.session.release("relay")
-
-    async def _settle(self) -> None:
-        """The answer ended without main; main gets its KV all the same."""
-        session = self.session
-        await session.until(lambda: self.main_ready and self._extending is None, "main to have the prompt's KV")
-        if self.main_known < len(session.log):
-            await session.settle(len(session.log), suffix=".settle")
-
-    async def _pin(self, leg: Held) -> None:
-        """`leg` has found its KV on main: older streams need not keep it there any more."""
-        older, self._pinned = self._pinned, leg
-        if older is not None:
-            await older.close()
-
-    def _view(self) -> HandoffView:
-        log = self.session.log
-        return HandoffView(
-            known=len(log),
-            relay_tokens=self.session.timeline.tokens.relay,
-            main_ready=self.main_ready,
-            main_known=self.main_known,
-            extending=self._extending is not None,
-            rounds=self.rounds,
-            last_outstanding=self.last_outstanding,
-            relay_stopped=self.relay_stopped,
-            relay_load=self.session.workers["relay"].busy,
-        )
+        if self._relay is not None and not self.stopped:
+            self.session.timeline.event(self._relay.peer, "relay stops: let go")
+        self._relay = None
+        self.session.crew.release("relay")

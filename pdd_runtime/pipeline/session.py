@@ -1,49 +1,51 @@
-"""One request in flight: its token log, its workers, and the steps that every route is made of."""
+"""One request in flight: its token log, its workers, and how it goes on when one of them fails."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Literal
 
-from pdd_runtime.errors import EngineError, PddError, WorkerLost, leaves
-from pdd_runtime.observe import Timeline
+from pdd_runtime.clock import now
+from pdd_runtime.errors import DeadlineExceeded, NoRoute, PddError, RequestError, WorkerLost
+from pdd_runtime.graph import Recovery
+from pdd_runtime.observe import RecoveryRecord, Timeline
 from pdd_runtime.pipeline import deadlines
+from pdd_runtime.pipeline.crew import Crew
 from pdd_runtime.pipeline.edges import Edges
-from pdd_runtime.pipeline.kept import Kept
-from pdd_runtime.pipeline.kv import Held, bring
-from pdd_runtime.pipeline.legs import Leg, worker_lost
 from pdd_runtime.pipeline.output import Output
+from pdd_runtime.pipeline.part import Part
 from pdd_runtime.pipeline.peers import Peer
+from pdd_runtime.pipeline.planner import GO_ON, Planner, Workers
 from pdd_runtime.pipeline.pulse import Pulse
+from pdd_runtime.pipeline.recovery import Silent, gave_up, recoverable
 from pdd_runtime.pipeline.request import Finish, SessionRequest
 from pdd_runtime.pipeline.token_log import Source, TokenLog
-from pdd_runtime.plugins.engine import (
-    BlocksReady,
-    DecodeEvent,
-    DecodeRequest,
-    Extended,
-    PrefillEvent,
-    PrefillRequest,
-    Stopped,
-    Token,
-    Tokens,
-)
+from pdd_runtime.plugins.engine import Token
+from pdd_runtime.plugins.routing import Route, WorkerKey
 
 log = logging.getLogger(__name__)
 
-Flow = Callable[["Session"], Awaitable[None]]
-"""What one kind of route does with a session, from its first step to its last."""
+Flow = Callable[[Part], Awaitable[None]]
+"""What is done with a session that has certain workers, from where its log ends. Where it ends before the answer does,
+they cannot go on by themselves."""
 
 
 class Session:
-    """State and steps; the order of the steps is the flow's. All of it runs in one task group, so that whatever ends
-    it (the end, an error, the client) ends every part of it, and `run` then closes every leg."""
+    """What outlives a worker. Whatever is done with workers is done in parts; one that fails is followed by another,
+    with other workers, that goes on behind the log."""
 
-    def __init__(self, request: SessionRequest, workers: Mapping[Source, Peer], edges: Edges, timeline: Timeline):
-        """`workers` by role; an aggregated worker stands as main."""
+    def __init__(
+        self,
+        request: SessionRequest,
+        route: Route,
+        workers: Workers,
+        planner: Planner,
+        edges: Edges,
+        timeline: Timeline,
+        recovery: Recovery,
+    ) -> None:
         self.request, self.timeline = request, timeline
         self.id, self.prompt = request.id, request.tokens
         self.log = TokenLog(len(request.tokens))
@@ -57,81 +59,170 @@ class Session:
         self.last_token_at = 0.0
         """When the user was given the last token, in seconds from arrival."""
         self.changed = Pulse()
-        self.workers = dict(workers)
+        self.route: Route | None = route
+        """None: its workers are what was left."""
+        self.crew = Crew(workers)
         self.edges = edges
         """Which pool feeds which, and how."""
-        self._occupied = dict(workers)
-        self._legs: list[Leg[Any]] = []
-        self._kept: dict[Leg[Any], Kept] = {}
-        """What decodes that are assisted still read."""
-        self._doing: dict[Source, str] = {}
-        self._tasks = asyncio.TaskGroup()
-        self._beside: list[asyncio.Task[None]] = []
-        for peer in self._occupied.values():
-            peer.sessions += 1
+        self.planner = planner
+        self.prompt_id, self.prompt_at = request.id, workers.get("prefill")
+        """By which id the prompt is prefilled, and where."""
+        self._recovery = recovery
+        self._failed: set[WorkerKey] = set()
+        self._failure: PddError | None = None
+        """The last one."""
+        self._losses = 0
+        self._in_a_row = 0
+        """Losses without a token in between."""
+        self._known_at_loss = -1
+        self._open: list[RecoveryRecord] = []
+        """Recoveries of which it is not known yet who takes over."""
 
     # Its life
 
     async def run(self, flow: Flow) -> None:
-        """Go through `flow`. What goes wrong is told to the user through `output`, and to the timeline."""
-        error: BaseException | None = None
+        """Go through `flow`, again after every failure that can be recovered from. What cannot is told to the user
+        through `output`, and to the timeline."""
         try:
-            async with self._tasks:
-                await flow(self)
-                for task in self._beside:
-                    task.cancel()
+            await self._run(flow)
         except asyncio.CancelledError:
             self.timeline.cancelled()
             raise
-        except BaseExceptionGroup as group:
-            error = _cause(group)
+        except Exception as error:
+            if not isinstance(error, PddError):
+                log.error("request %s failed", self.id, exc_info=error)
+            if self.finish is None:
+                self.timeline.failed(error)
+                self.output.fail(error)
+            else:
+                self.timeline.event("", f"settling failed: {error}")
         finally:
-            for leg in reversed(self._legs):  # who reads goes before who gives
-                await leg.close()
-            self.release(*tuple(self._occupied))
-        if error is None:
-            return
-        if not isinstance(error, PddError):
-            log.error("request %s failed", self.id, exc_info=error)
-        if self.finish is None:
-            self.timeline.failed(error)
-            self.output.fail(error)
-        else:
-            self.timeline.event("", f"settling failed: {error}")
+            self.leave()
 
-    def release(self, *roles: Source) -> None:
-        """These workers' part is over: others may have their place. Idempotent."""
-        for role in roles:
-            peer = self._occupied.pop(role, None)
-            if peer is not None:
-                peer.sessions -= 1
+    def leave(self) -> None:
+        """It needs its workers no more. Idempotent."""
+        self.crew.leave()
 
-    def start(self, step: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a step beside the others; it ends with the session, and the session with its error."""
-        return self._tasks.create_task(step)
+    async def _run(self, flow: Flow) -> None:
+        while True:
+            part = Part(self)
+            self.prompt_id, self.prompt_at = part.id, self.crew.get("prefill")
+            try:
+                await part.run(flow(part))
+                if self.finish is not None:
+                    return
+            except PddError as error:
+                self.lost(error)
+            await self._again()
 
-    def beside(self, step: Coroutine[Any, Any, None]) -> None:
-        """Run a step that the session does not wait for: it ends with the flow at the latest."""
-        self._beside.append(self._tasks.create_task(step))
+    # Recovery
 
-    @contextmanager
-    def watching(self, role: Source, doing: str = "") -> Iterator[None]:
-        """Inside, the session ends with `WorkerLost` as soon as the worker is lost, whoever is waiting for what.
-        `doing`: what is needed of it; by default what it was last asked."""
-        peer = self.workers[role]
+    @property
+    def part_id(self) -> str:
+        """By which id workers know a part that begins now: a worker may still be busy with what has failed."""
+        return f"{self.id}.{self._losses}" if self._losses else self.id
 
-        async def watch() -> None:
-            await peer.connection.wait_closed()
-            raise worker_lost(peer, doing or self._doing.get(role, "the request waited for it"))
+    def lost(self, error: PddError) -> None:
+        """A part has failed; another is to go on. Raises `error` where none can, or enough have failed already."""
+        if self.finish is not None or not recoverable(error):
+            raise error
+        self._in_a_row = self._in_a_row + 1 if len(self.log) == self._known_at_loss else 1
+        self._known_at_loss = len(self.log)
+        if self._in_a_row > self._recovery.attempts:
+            raise gave_up(error, f"gone on elsewhere {self._recovery.attempts} times, without a token in between")
+        peer = error.worker
+        assert isinstance(peer, Peer)
+        self._losses += 1
+        self._failure = error
+        self._failed.add(peer.key)
+        self.crew.drop(peer)
+        self._open.append(self.timeline.recovers(peer.member.role, peer, error.code, error))
+        log.warning("request %s: %s; it goes on behind %d tokens", self.id, " ".join(str(error).split()), len(self.log))
 
-        guard = self._tasks.create_task(watch())
-        try:
-            yield
-        finally:
-            guard.cancel()
+    def replaced(self, error: PddError, to: Peer) -> None:
+        """A worker was lost that others do without: `to` has what it has, or computes it."""
+        peer = error.worker
+        assert isinstance(peer, Peer)
+        self._failed.add(peer.key)
+        if self.crew.drop(peer):
+            self.timeline.recovers(peer.member.role, peer, error.code, error).to = str(to)
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        await self.changed.until(condition, deadlines.CHANGE, what)
+    def replaceable(self, peer: Peer, role: Source) -> bool:
+        """It is worth while to give up a worker that is silent."""
+        able = self.planner.able(self.request, self.log.ids, GO_ON[role])
+        return any(other is not peer for other in able)
+
+    async def gone(self, peer: Peer, role: Source) -> type[WorkerLost]:
+        """Return when the session cannot wait for a worker any longer: it is dead, or silent while others are not."""
+        while True:
+            await peer.connection.wait_suspected()
+            if peer.connection.closed:
+                return WorkerLost
+            if self.replaceable(peer, role):
+                return Silent
+            await asyncio.sleep(deadlines.LOOK)
+
+    def spare(self, role: Source) -> Peer | None:
+        """Who could take that role, beside those that have the others."""
+        crew = self.crew
+        feeding, fed_by = (crew.get("main"), None) if role == "relay" else (None, crew.get("relay"))
+        if role == "prefill":
+            feeding, fed_by = crew.get("main") or crew.get("relay"), None
+        return self.planner.spare(role, self.request, self.log.ids, self._failed, feeding=feeding, fed_by=fed_by)
+
+    async def staff(self, role: Source, unneeded: Callable[[], bool]) -> bool:
+        """Have a worker in that role; where there is none, wait for one. False: it is not needed any more. Raises the
+        last failure where none comes."""
+
+        await self._patiently(
+            lambda: unneeded() or role in self.crew or self.spare(role) is not None,
+            lambda: f"no {role} worker came",
+        )
+        if unneeded():
+            return False
+        if role not in self.crew and (peer := self.spare(role)) is not None:
+            self.crew.take(role, peer)
+            await self._goes_on(peer)
+        return True
+
+    async def _again(self) -> None:
+        """A new crew, for all that is left to do. Raises the last failure where none can be had in time."""
+        why = ""
+
+        def planned() -> bool:
+            nonlocal why
+            try:
+                self.route, workers = self.planner.again(self.request, self.log.ids, self._failed)
+                self.crew.replace(workers)
+            except (NoRoute, RequestError) as refusal:
+                why = refusal.what
+                return False
+            return True
+
+        self.crew.replace({})
+        await self._patiently(planned, lambda: f"nobody came who can go on: {why}")
+        await self._goes_on(self.crew)
+
+    async def _goes_on(self, to: Crew | Peer) -> None:
+        """Somebody takes over from those that were lost: after a pause where they have failed before."""
+        for record in self._open:
+            record.to = str(to)
+        self._open.clear()
+        self.timeline.event("", f"goes on: {to}")
+        if not self._failed.isdisjoint(to.keys if isinstance(to, Crew) else (to.key,)):
+            await asyncio.sleep(min(deadlines.LAST_PAUSE, deadlines.FIRST_PAUSE * 2**self._losses))
+
+    async def _patiently(self, condition: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+        """Return when `condition` holds. Raises the last failure when nothing comes for too long."""
+        known, until = len(self.log), now() + self._recovery.wait
+        while not condition():
+            if len(self.log) > known:
+                known, until = len(self.log), now() + self._recovery.wait
+            try:
+                await self.changed.wait(max(0.0, until - now()), "a worker")
+            except DeadlineExceeded:
+                assert self._failure is not None
+                raise gave_up(self._failure, f"in {self._recovery.wait:.3g} s {otherwise()}") from None
 
     # Tokens
 
@@ -151,6 +242,12 @@ class Session:
                 self.end("length")
         self.changed.fire()
 
+    def cached_on_main(self, tokens: int) -> None:
+        """So many leading tokens' KV was there before the request came: what is said first is so."""
+        cached = self.timeline.cached
+        if cached.main is None:
+            cached.main = min(tokens, len(self.prompt))
+
     def end(self, reason: Literal["stop", "length"]) -> None:
         """The answer is whole. The user knows at once; the session goes on until its workers are settled."""
         if self.finish is None:
@@ -164,139 +261,5 @@ class Session:
         self.cut = self.finish is None
         self.end("stop")
 
-    # Steps
-
-    async def prefill(self) -> None:
-        """The prompt's KV is made on the prefill worker, and the first token."""
-        request = PrefillRequest(id=self.id, tokens=self.prompt, sampling=self.request.sampling, salt=self.request.salt)
-        leg: Leg[PrefillEvent] = self.leg(
-            "prefill", "prefilling the prompt", "engine.prefill", request, PrefillEvent, deadlines.PREFILL
-        )
-        self.timeline.event(leg.peer, "prefill starts")
-        async for event in leg:
-            match event:
-                case BlocksReady(tokens, cached):
-                    self.cached_tokens = self.timeline.cached.prefill = cached
-                    if tokens == len(self.prompt):
-                        self.timeline.event(leg.peer, f"prefill ends: {tokens} tokens, {cached} of them cached")
-                case Tokens(made):
-                    self.timeline.event(leg.peer, "first token")
-                    self.accept(made, "prefill")
-        if not self.log:
-            raise EngineError(f"{leg.doing}: the stream ended without a token", where=f"worker {leg.peer}")
-        self.release("prefill")
-
-    async def fetch(self, source: Source, target: Source, tokens: tuple[int, ...]) -> tuple[Held, int]:
-        """Bring the KV of `tokens` from worker to worker. Returns what keeps it there until it is closed, and how many
-        leading tokens' KV is there; that is less where it cannot be moved, and the engine gets it by itself."""
-        return await bring(self, source, target, tokens)
-
-    async def keep(self, source: Source, target: Source, tokens: tuple[int, ...], id: str) -> Kept:
-        """Native KV: the source keeps that of `tokens` for the target's request `id`. It is asked when it has made the
-        first token, so that it has the prompt's KV."""
-        await self.until(lambda: len(self.log) > 0, "the first token")
-        return Kept(self, source, target, tokens, id)
-
-    async def decode(
-        self, role: Source, doing: str, known: int, max_tokens: int, *, hold: bool = False, suffix: str = ""
-    ) -> tuple[Leg[DecodeEvent], Extended]:
-        """Have a worker go on behind the prompt and the first `known` output tokens. Returns when it has their KV; its
-        tokens are then to be read from the leg. `suffix` tells a second request of this session on one worker from
-        the first."""
-        leg = await self.open_decode(role, doing, known, max_tokens, hold=hold, suffix=suffix)
-        return leg, await self.extended(leg)
-
-    async def open_decode(
-        self, role: Source, doing: str, known: int, max_tokens: int, *, hold: bool = False, suffix: str = ""
-    ) -> Leg[DecodeEvent]:
-        """The first half of `decode`: the worker has been asked."""
-        tokens, id = self.prompt + self.log.ids[:known], self.id + suffix
-        kept = await self.keep("prefill", role, tokens, id) if self.workers[role].assisted else None
-        request = DecodeRequest(
-            id=id,
-            tokens=tokens,
-            prompt_tokens=len(self.prompt),
-            max_tokens=max_tokens,
-            sampling=self.request.sampling,
-            salt=self.request.salt,
-            hold=hold,
-            offer=await kept.offer() if kept else None,
-        )
-        leg: Leg[DecodeEvent] = self.leg(role, doing, "engine.decode", request, DecodeEvent, deadlines.EXTEND)
-        if kept is not None:
-            self._kept[leg] = kept
-            kept.mind(leg)
-        await leg.open()
-        return leg
-
-    async def extended(self, leg: Leg[DecodeEvent]) -> Extended:
-        """The second half: the worker has the KV of all it was told."""
-        kept = self._kept.pop(leg, None)
-        try:
-            async for event in leg:
-                if isinstance(event, Extended):
-                    leg.patience = deadlines.TOKEN
-                    if kept is not None:
-                        kept.read(event.cached - event.received, event.received)
-                    return event
-        except EngineError as error:
-            if kept is None:
-                raise
-            raise await kept.cause(error) from error
-        raise EngineError(f"{leg.doing}: the stream ended before it began", where=f"worker {leg.peer}")
-
-    async def follow(self, leg: Leg[DecodeEvent], take: Callable[[tuple[Token, ...]], None]) -> Stopped:
-        """Give a decode's tokens to `take` until it stops."""
-        stopped: Stopped | None = None
-
-        def heard(event: DecodeEvent) -> bool:
-            nonlocal stopped
-            if isinstance(event, Tokens):
-                take(event.tokens)
-                return self.cut
-            if isinstance(event, Stopped):
-                stopped = event
-            return stopped is not None
-
-        if not await leg.feed(heard):
-            raise EngineError(f"{leg.doing}: the stream ended without a stop", where=f"worker {leg.peer}")
-        if stopped is None:
-            await leg.close()
-            return Stopped("stop", len(self.prompt) + len(self.log))
-        return stopped
-
-    async def answer(self, leg: Leg[DecodeEvent], begun: Callable[[], None] | None = None) -> None:
-        """Main's tokens go to the user until the end of the answer; `begun` is called once the first ones are out."""
-
-        def take(tokens: tuple[Token, ...]) -> None:
-            nonlocal begun
-            first, begun = begun, None
-            self.accept(tokens, "main")
-            if first is not None:
-                first()
-
-        stopped = await self.follow(leg, take)
-        self.timeline.event(leg.peer, f"main stops: {stopped.reason}")
-        # Usually the last token said so already; not where the engine ends it by itself, as at its context length.
-        self.end("stop" if stopped.reason == "stop" else "length")
-
-    async def settle(self, known: int, suffix: str = "") -> None:
-        """Main gets the KV of a request that was finished without it: the next turn of the conversation finds it
-        there, so that main's hit rate stays that of prefill."""
-        leg, extended = await self.decode("main", "settling", known, 0, suffix=suffix)
-        await leg.close()
-        self.timeline.event(leg.peer, f"settled: {extended.computed} tokens computed")
-
-    def leg(self, role: Source, doing: str, method: str, request: object, event: Any, patience: float) -> Leg[Any]:
-        """A stream on the worker of that role, which is closed with the session at the latest."""
-        self._doing[role] = doing
-        peer = self.workers[role]
-        leg: Leg[Any] = Leg(peer, doing, peer.connection.stream(method, request, event, timeout=None), patience)
-        self._legs.append(leg)
-        return leg
-
-
-def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error to tell: a lost worker explains the others; of errors that are ours, the first."""
-    errors = list(leaves(group))
-    return min(errors, key=lambda error: (not isinstance(error, WorkerLost), not isinstance(error, PddError)))
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        await self.changed.until(condition, deadlines.CHANGE, what)

@@ -27,6 +27,7 @@ def test_the_body_has_exactly_the_keys_of_the_api_in_their_order() -> None:
         "tokens",
         "kv",
         "handoff",
+        "recoveries",
         "events",
         "finish_reason",
         "error",

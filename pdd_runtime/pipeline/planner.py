@@ -1,0 +1,160 @@
+"""Which workers a request takes, and which could take their places."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+import xxhash
+
+from pdd_runtime.errors import NoRoute, RequestError
+from pdd_runtime.pipeline.capable import lacking, plan_capable
+from pdd_runtime.pipeline.edges import Edges
+from pdd_runtime.pipeline.links import Links
+from pdd_runtime.pipeline.peers import Peer, Peers, cached_tokens
+from pdd_runtime.pipeline.request import SessionRequest
+from pdd_runtime.pipeline.token_log import Source
+from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Role, Route, RoutingPolicy, WorkerKey
+
+Workers = dict[Source, Peer]
+
+GO_ON: dict[Source, tuple[Role, ...]] = {
+    "prefill": ("prefill", "main", "aggregated"),
+    "relay": ("relay", "main", "aggregated"),
+    "main": ("main", "relay", "aggregated"),
+}
+"""Who can do what one of that role has failed to do, in some way."""
+
+
+class Planner:
+    """Plans over the workers that are there now."""
+
+    def __init__(self, policy: RoutingPolicy, peers: Peers, edges: Edges, links: Links) -> None:
+        self._policy, self._peers, self._edges, self._links = policy, peers, edges, links
+        self._joined = {(edge.source, edge.target) for edge in edges.views}
+
+    def route(self, request: SessionRequest) -> Route:
+        """The policy's. Raises `NoRoute`, and `RequestError` where those that are there cannot do what is asked for."""
+        facts = RequestFacts(
+            prompt_tokens=len(request.tokens),
+            max_tokens=request.max_tokens,
+            needs=request.sampling.needs,
+            seed=xxhash.xxh32_intdigest(request.id.encode()),
+        )
+        return plan_capable(self._policy, facts, self._view(request.tokens, request.salt))
+
+    def workers(self, route: Route) -> Workers:
+        """Raises `NoRoute`: one is not there any more."""
+        keys: dict[Source, WorkerKey | None] = {"prefill": route.prefill, "relay": route.relay, "main": route.main}
+        return {role: self._peers.get(key) for role, key in keys.items() if key is not None}
+
+    def ready(self, workers: Iterable[WorkerKey | None]) -> bool:
+        """All of them take new sessions."""
+        return {None, *(peer.key for peer in self._peers.ready)}.issuperset(workers)
+
+    # For who has lost a worker.
+
+    def again(
+        self, request: SessionRequest, output: Sequence[int], failed: Collection[WorkerKey]
+    ) -> tuple[Route | None, Workers]:
+        """Workers to go on behind `output`, by the policy; where it has no route, one that can go on alone, without a
+        route. Those that have `failed` are left out as long as there is any other. Raises as `route` does."""
+        tokens = (*request.tokens, *output)
+        facts = RequestFacts(
+            prompt_tokens=len(tokens), max_tokens=request.max_tokens - len(output), needs=needs(request, output)
+        )
+        view = self._view(tokens, request.salt)
+        others = tuple(worker for worker in view.workers if worker.key not in failed)
+        refusal: NoRoute | RequestError | None = None
+        for workers in (others, view.workers) if len(others) < len(view.workers) else (others,):
+            try:
+                route = plan_capable(self._policy, facts, msgspec.structs.replace(view, workers=workers))
+                return route, self.workers(route)
+            except (NoRoute, RequestError) as error:
+                refusal = error
+            alone = self._alone(request, output, failed if workers is others else ())
+            if alone is not None:
+                return None, alone
+        assert refusal is not None
+        raise refusal
+
+    def spare(
+        self,
+        role: Source,
+        request: SessionRequest,
+        output: Sequence[int],
+        failed: Collection[WorkerKey],
+        *,
+        feeding: Peer | None = None,
+        fed_by: Peer | None = None,
+    ) -> Peer | None:
+        """The cheapest worker for one role: one that an edge joins to those that it feeds and is fed by, and that has
+        not `failed` if there is any other."""
+        joined = [
+            peer
+            for peer in self.able(request, output, (role,))
+            if (feeding is None or (peer.key.pool, feeding.key.pool) in self._joined)
+            and (fed_by is None or (fed_by.key.pool, peer.key.pool) in self._joined)
+        ]
+        return self._cheapest([peer for peer in joined if peer.key not in failed] or joined, request, output)
+
+    def holder(self, request: SessionRequest, taker: Peer, above: int, tried: Collection[WorkerKey]) -> Peer | None:
+        """A prefill worker that feeds `taker`, and has the KV of more than `above` leading tokens of the prompt."""
+        givers = [
+            peer
+            for peer in self._peers.ready
+            if peer.member.role == "prefill"
+            and peer.key not in tried
+            and (peer.key.pool, taker.key.pool) in self._joined
+        ]
+        cached = cached_tokens(givers, request.tokens, request.salt)
+        return max(
+            (peer for peer in givers if cached.get(peer.key, 0) > above),
+            key=lambda peer: cached[peer.key],
+            default=None,
+        )
+
+    def cached(self, request: SessionRequest, peer: Peer) -> int:
+        """Leading tokens of the prompt whose KV is there."""
+        return cached_tokens([peer], request.tokens, request.salt).get(peer.key, 0)
+
+    def able(self, request: SessionRequest, output: Sequence[int], roles: Collection[str]) -> list[Peer]:
+        """Those of these roles that take sessions, and can go on with this one."""
+        facts = RequestFacts(prompt_tokens=0, max_tokens=0, needs=needs(request, output))
+        return [peer for peer in self._peers.ready if peer.member.role in roles and not lacking(facts, peer.view(0))]
+
+    def _alone(self, request: SessionRequest, output: Sequence[int], failed: Collection[WorkerKey]) -> Workers | None:
+        """One worker that goes on; with prefill where it computes no KV. A relay only until a main is there, so only
+        behind the first token."""
+        roles: tuple[Role, ...] = ("main", "relay", "aggregated") if output else ("main", "aggregated")
+        for role in roles:
+            able = [peer for peer in self.able(request, output, (role,)) if peer.key not in failed]
+            place: Source = "relay" if role == "relay" else "main"
+            while (peer := self._cheapest(able, request, output)) is not None:
+                if not peer.assisted:
+                    return {place: peer}
+                giver = self.spare("prefill", request, output, failed, feeding=peer)
+                if giver is not None:
+                    return {"prefill": giver, place: peer}
+                able.remove(peer)
+        return None
+
+    def _cheapest(self, peers: Collection[Peer], request: SessionRequest, output: Sequence[int]) -> Peer | None:
+        if len(peers) < 2:
+            return next(iter(peers), None)
+        tokens = (*request.tokens, *output)
+        cached = cached_tokens(peers, tokens, request.salt)
+        # In whole batches and whole prompts: a full hit is worth waiting behind one batch.
+        return min(peers, key=lambda peer: (peer.busy - cached.get(peer.key, 0) / len(tokens), peer.key))
+
+    def _view(self, tokens: Sequence[int], salt: str) -> ClusterView:
+        links = self._links.views(self._peers.telemetry())
+        return ClusterView(workers=self._peers.views(tokens, salt), edges=self._edges.views, links=links)
+
+
+def needs(request: SessionRequest, output: Sequence[int]) -> tuple[str, ...]:
+    """The capabilities that a worker must have to go on behind `output` as if nothing had happened."""
+    wanted = request.sampling.needs
+    return (
+        (*wanted, "position_keyed_sampling") if output and request.seeded and request.sampling.temperature else wanted
+    )
