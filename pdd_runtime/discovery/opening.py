@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pdd_runtime.discovery.mark import mark_of
 from pdd_runtime.graph import Graph
+from pdd_runtime.graph.secrets import revealed
 from pdd_runtime.plugins import PluginManager
 from pdd_runtime.plugins.discovery import Discovery
 from pdd_runtime.rpc import Tls
@@ -15,7 +16,8 @@ def open_discovery(
     """`address`: where the graph's launcher answers. Raises `PluginError`."""
     reference = graph.spec.discovery
     kind = plugins.discovery(reference.plugin)
-    config = plugins.configure(kind, reference.config, "spec.discovery.config")
+    where = "spec.discovery.config"
+    config = plugins.configure(kind, revealed(reference.config, where), where)
     discovery = kind(config, address, secret, mark_of(graph))
     discovery.tls = tls
     return discovery

@@ -12,6 +12,7 @@ from pdd_runtime.graph.links import link_between
 from pdd_runtime.graph.models import Edge, Graph
 from pdd_runtime.graph.routes import check_routes
 from pdd_runtime.graph.scene import Scene
+from pdd_runtime.graph.secrets import check_secrets
 
 _MAY_FEED = {
     "kv": {("prefill", "relay"), ("prefill", "main"), ("relay", "main")},
@@ -238,4 +239,5 @@ _CHECKS: tuple[Callable[[Scene], Iterator[GraphError]], ...] = (
     _frontend,
     check_exposure,
     check_doors,
+    check_secrets,
 )

@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from pdd_runtime.errors import GraphError
 from pdd_runtime.graph.document import Document, Route, dotted
+from pdd_runtime.graph.secrets import redacted
 
 _FORM = "docs/graph.md says what may stand here"
 _NEAR = 0.6
@@ -175,6 +176,7 @@ def explain(
     if kind == "string_type" and isinstance(value, (bool, int, float)):
         fix = "write it in quotes, so that YAML reads it as text"
     fix = fix or default_of(field) or _FORM
+    value = redacted(value, str(key))
     return GraphError(f"{dotted(route)} is {_shown(value)}", where=document.locate(route), why=why, fix=fix)
 
 

@@ -6,14 +6,16 @@ from typing import Any
 
 from pdd_runtime.errors import GraphError
 from pdd_runtime.graph.document import Document, Route, dotted, parse_value
+from pdd_runtime.graph.secrets import is_secret, redacted
 
 
 def apply(document: Document, override: str) -> None:
     """Set the value at a path. The value is YAML; list indices are numbers, and the index behind the last
     item appends. Raises `GraphError` that names the override."""
     path, equals, text = override.partition("=")
-    where = f"--set {override}"
     steps = path.strip().split(".")
+    secret = next(filter(is_secret, steps), "")
+    where = f"--set {path}={redacted(text, secret)}" if equals else f"--set {override}"
     if not equals or not all(steps):
         raise GraphError(
             "this is not an override", where=where, fix="write a path and a value: --set spec.frontend.port=9000"

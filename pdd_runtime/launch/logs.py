@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
+
+from pdd_runtime.graph.secrets import HIDDEN, SHORTEST
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 8 << 20
 """Then the file is put aside as `….log.1`, whose predecessor goes."""
@@ -17,13 +23,21 @@ MAX_LINE = 16 << 10
 class LogFile:
     """Appends lines, and remembers the last ones. Writes go to the page cache: they do not block for long."""
 
-    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES, *, hide: Iterable[str] = ()) -> None:
+        """`hide`: what is not to be seen here, whoever writes it."""
         self.path = path
         self.tail: deque[str] = deque(maxlen=30)
+        self.trouble = ""
+        """Why lines are lost now; empty: none are."""
+        self._hide = [part.encode() for secret in hide for part in secret.splitlines() if len(part) >= SHORTEST]
         self._max_bytes = max_bytes
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._size = 0
         self._rest = b""
+        self._lost = 0
+        """Lines."""
+        self._torn = False
+        """The last line is there in part."""
 
     def feed(self, data: bytes) -> list[str]:
         """Take what the process wrote and return the lines that are whole now. A longer line than `MAX_LINE` is
@@ -49,24 +63,47 @@ class LogFile:
             self._file = None
 
     def _append(self, line: bytes) -> str:
+        for secret in self._hide:
+            line = line.replace(secret, HIDDEN.encode())
         # What cannot be written is lost: a full disk must not end what runs.
-        with suppress(OSError):
-            if self._file is None or self._size + len(line) > self._max_bytes:
-                self._open()
-            assert self._file is not None
-            self._file.write(line + b"\n")
-            self._file.flush()
-            self._size += len(line) + 1
+        try:
+            self._write(line)
+        except OSError as error:
+            self._lost += 1
+            if not self.trouble:
+                self.trouble = f"its log cannot be written: {error.strerror or error}"
+                log.warning("%s: lines are lost: %s", self.path, error.strerror or error)
         text = line.decode(errors="replace").rstrip("\r")
         self.tail.append(text)
         return text
+
+    def _write(self, line: bytes) -> None:
+        if self._file is None or self._size + len(line) > self._max_bytes:
+            self._open()
+        if self._lost:
+            self._put(b"launcher: %d lines could not be written here\n" % self._lost)
+            log.warning("%s: it is written again; %d lines are lost", self.path, self._lost)
+            self._lost, self.trouble = 0, ""
+        self._put(line + b"\n")
+
+    def _put(self, data: bytes) -> None:
+        """Without a buffer, which would keep what the disk does not take, and fail again when it is closed."""
+        assert self._file is not None
+        if self._torn:
+            data = b"\n" + data
+        written = self._file.write(data) or 0
+        self._size += written
+        self._torn = written < len(data) and (self._torn or written > 0)
+        if written < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _open(self) -> None:
         self.close()
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.path.exists() and self.path.stat().st_size + MAX_LINE > self._max_bytes:
             self.path.replace(self.path.with_name(f"{self.path.name}.1"))
-        self._file = self.path.open("ab")
+            self._torn = False
+        self._file = self.path.open("ab", buffering=0)
         self._size = self._file.tell()
 
 

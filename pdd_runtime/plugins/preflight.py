@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pdd_runtime.errors import GraphError, PddError, PluginError
 from pdd_runtime.graph import LoadedGraph, PluginRef
 from pdd_runtime.graph.document import Route
+from pdd_runtime.graph.secrets import REFER, refers
 from pdd_runtime.plugins.encryption import in_clear
 from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.plugins.exchange import obstacles
@@ -18,6 +19,7 @@ from pdd_runtime.plugins.exposure import exposed
 from pdd_runtime.plugins.fixed_ports import clashes
 from pdd_runtime.plugins.manager import PluginManager
 from pdd_runtime.plugins.native import kv_kind, native_faults
+from pdd_runtime.plugins.settings import secret_fields
 
 _Find = Callable[[str], type[Any]]
 
@@ -52,6 +54,15 @@ def _references(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddErro
             yield PluginError(error.what, where=loaded.locate((*route, "plugin")), why=error.why, fix=error.fix)
             continue
         config = (*route, "config")
+        for setting in secret_fields(cls.Config):
+            value = reference.config.get(setting)
+            if isinstance(value, str) and value and not refers(value):
+                yield PluginError(
+                    f"setting {setting} of {cls.name} is a secret, and stands in the graph itself",
+                    where=loaded.locate((*config, setting)),
+                    why="files of graphs are shared, kept and shown; a secret is only where it is needed",
+                    fix=REFER,
+                )
         try:
             plugins.configure(cls, reference.config, partial(_locate, loaded, config, cls.Config))
         except PluginError as error:

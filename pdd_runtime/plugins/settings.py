@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
 from pdd_runtime.errors import PluginError
 from pdd_runtime.graph import nearest
 from pdd_runtime.graph.faults import default_of
+from pdd_runtime.graph.secrets import HIDDEN, redacted
 
 Place = str | Callable[[tuple[str | int, ...]], str]
 """Where a config stands, for messages; or a function that says where one of its settings does."""
@@ -40,7 +41,8 @@ def configure(owner: str, form: type[BaseModel], config: Mapping[str, Any], wher
         if first["type"] == "missing":
             what, why = f'{owner} needs the setting "{setting}"', "it has no default"
         elif setting:
-            what = f'setting "{setting}" of {owner} is {first["input"]!r}'
+            shown = HIDDEN if _is_secret(form, first["loc"]) else redacted(first["input"], str(first["loc"][-1]))
+            what = f'setting "{setting}" of {owner} is {shown!r}'
         else:
             what = f"the settings of {owner} do not fit together"
         names = {field.alias or name: field for name, field in form.model_fields.items()}
@@ -57,3 +59,16 @@ def configure(owner: str, form: type[BaseModel], config: Mapping[str, Any], wher
             why=f"{type(error).__name__}: {' '.join(str(error).split())}",
             fix="report it to its authors, with the settings",
         ) from error
+
+
+def secret_fields(form: type[BaseModel]) -> list[str]:
+    """The settings that are declared as pydantic's `SecretStr` or `SecretBytes`, as the graph writes them."""
+    return [field.alias or name for name, field in form.model_fields.items() if _has_secret(field.annotation)]
+
+
+def _is_secret(form: type[BaseModel], location: Sequence[str | int]) -> bool:
+    return bool(location) and location[0] in secret_fields(form)
+
+
+def _has_secret(kind: Any) -> bool:
+    return kind in (SecretStr, SecretBytes) or any(map(_has_secret, get_args(kind)))

@@ -13,6 +13,7 @@ import msgspec
 from pdd_runtime.discovery import open_discovery
 from pdd_runtime.errors import EngineError, GraphError, PddError
 from pdd_runtime.graph import Graph
+from pdd_runtime.graph.secrets import revealed
 from pdd_runtime.kv import BlockStore, CachedNames, KvLayout
 from pdd_runtime.observe import serve_vitals
 from pdd_runtime.plugins import PluginManager, load_plugins
@@ -163,7 +164,7 @@ class Worker:
     def _make_engine(self, plugins: PluginManager) -> Engine:
         cls = plugins.engine(self._pool.engine.plugin)
         where = f"spec.pools.{self.key.pool}.engine.config"
-        config = plugins.configure(cls, self._pool.engine.config, where=where)
+        config = plugins.configure(cls, revealed(self._pool.engine.config, where), where=where)
         engine: Engine = cls(config, ModelSpec(**self.graph.model_of(self.key.pool).model_dump()))
         engine.role = self._pool.role
         return engine

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pdd_runtime.errors import GraphError, TransferError
 from pdd_runtime.graph import Graph, PluginRef
+from pdd_runtime.graph.secrets import revealed
 from pdd_runtime.plugins import PluginManager
 from pdd_runtime.plugins.transport import BlockSource, LinkTelemetry, Transport, TransportContext
 
@@ -85,7 +86,8 @@ class Transports:
         config: dict[str, Any] = dict(named.config)
         if link is not None and "streams" in cls.Config.model_fields:
             config.setdefault("streams", graph.spec.links[link].streams)
-        checked = self._plugins.configure(cls, config, where=f"spec.edges.{index}.transport.config")
+        where = f"spec.edges.{index}.transport.config"
+        checked = self._plugins.configure(cls, revealed(config, where), where=where)
         key = (cls.name, checked.model_dump_json())
         if key not in self._instances:
             self._instances[key] = cls(checked, self._context)
