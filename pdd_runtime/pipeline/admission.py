@@ -166,6 +166,7 @@ class Admission:
             max_tokens=request.max_tokens,
             needs=request.sampling.needs,
             single=request.single,
+            seed=request.lot,
         )
         view = self._view(request.tokens, request.salt)
         found = self.room.find(facts, view, lambda seen: self._plan(request, facts, seen))

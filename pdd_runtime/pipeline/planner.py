@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
-import xxhash
 
 from pdd_runtime.errors import NoRoute, RequestError
 from pdd_runtime.pipeline.capable import lacking, plan_capable
@@ -39,7 +38,7 @@ class Planner:
             prompt_tokens=len(request.tokens),
             max_tokens=request.max_tokens,
             needs=request.sampling.needs,
-            seed=xxhash.xxh32_intdigest(request.id.encode()),
+            seed=request.lot,
         )
         return plan_capable(self._policy, facts, self._view(request.tokens, request.salt))
 
@@ -61,7 +60,10 @@ class Planner:
         route. Those that have `failed` are left out as long as there is any other. Raises as `route` does."""
         tokens = (*request.tokens, *output)
         facts = RequestFacts(
-            prompt_tokens=len(tokens), max_tokens=request.max_tokens - len(output), needs=needs(request, output)
+            prompt_tokens=len(tokens),
+            max_tokens=request.max_tokens - len(output),
+            needs=needs(request, output),
+            seed=request.lot,
         )
         view = self._view(tokens, request.salt)
         others = tuple(worker for worker in view.workers if worker.key not in failed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+import xxhash
 
 from pdd_runtime.plugins.engine import Sampling
 
@@ -31,6 +32,11 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
     beside: str = ""
     """The id of a request in flight with the same prompt. As long as that one runs and its workers are there, this one
     takes the same: what they have of the prompt, and what is on its way to them, is then there for both."""
+
+    @property
+    def lot(self) -> int:
+        """What it draws by among workers that are as good as each other: `RequestFacts.seed`."""
+        return xxhash.xxh32_intdigest(self.id.encode())
 
 
 class Finish(msgspec.Struct, frozen=True):
