@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections import deque
@@ -89,13 +88,12 @@ class LogFile:
     def _put(self, data: bytes) -> None:
         """Without a buffer, which would keep what the disk does not take, and fail again when it is closed."""
         assert self._file is not None
-        if self._torn:
-            data = b"\n" + data
-        written = self._file.write(data) or 0
-        self._size += written
-        self._torn = written < len(data) and (self._torn or written > 0)
-        if written < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left = b"\n" + data if self._torn else data
+        while left:
+            written = self._file.write(left) or 0
+            self._size += written
+            left = left[written:]
+            self._torn = bool(left)
 
     def _open(self) -> None:
         self.close()

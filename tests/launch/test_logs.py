@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 from pdd_runtime.launch.logs import MAX_LINE, LogFile, LogReader
 
@@ -57,3 +62,81 @@ def test_a_reader_begins_near_the_end_and_follows_into_the_next_file(tmp_path: P
     assert seen == ["4", "xx", "yy", "5"]
     follower.close()
     reader.close()
+
+
+def test_what_is_secret_is_not_in_the_log_nor_in_what_is_shown_of_it(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "a.log", hide=["first line\nsecond line", "t0psecret", "on"])
+    shown = log.feed(b"args: --api-key=t0psecret, on\nthe second line of a key\n")
+    log.close()
+    assert shown == [*log.tail] == ["args: --api-key=***, on", "the *** of a key"]
+    assert log.path.read_text().splitlines() == shown
+
+
+FULL = """
+import logging, resource, sys
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from pdd_runtime.launch.logs import LogFile
+
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+log = LogFile(Path(sys.argv[1]))
+most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+for number in range(100):
+    assert log.feed(b"line %d of what a process says\\n" % number) == [f"line {number} of what a process says"]
+print("trouble:", log.trouble)
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+log.feed(b"again\\n")
+print("trouble:", log.trouble)
+log.feed(b"and again\\n")
+log.close()
+"""
+
+
+def test_a_log_that_cannot_be_written_loses_lines_says_so_once_and_goes_on(tmp_path: Path) -> None:
+    """With files that may not grow as they may not on a full disk."""
+    path = tmp_path / "a.log"
+    said = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True, check=True)
+    lines = path.read_text().splitlines()
+    whole = next(number for number, line in enumerate(lines) if line != f"line {number} of what a process says")
+    lost = 100 - whole
+    assert 0 < whole < 40
+    assert lines[-3:] == [f"launcher: {lost} lines could not be written here", "again", "and again"]
+    assert len(lines) <= whole + 4, "of the line that was torn a part"
+    assert said.stdout.splitlines() == [
+        f"{path}: lines are lost: File too large",
+        "trouble: its log cannot be written: File too large",
+        f"{path}: it is written again; {lost} lines are lost",
+        "trouble: ",
+    ]
+
+
+def test_on_a_full_disk_as_well(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("this user may not mount a small filesystem")
+    try:
+        log = LogFile(disk / "logs" / "a.log")
+        log.feed(b"before\n")
+        (disk / "filler").touch()
+        with suppress(OSError), (disk / "filler").open("ab", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
+        for number in range(1000):
+            log.feed(b"line %d\n" % number)
+        assert log.trouble == "its log cannot be written: No space left on device"
+        assert log.tail[-1] == "line 999"
+        (disk / "filler").unlink()
+        log.feed(b"after\n")
+        log.close()
+        lines = log.path.read_text().splitlines()
+        assert (lines[0], lines[-1]) == ("before", "after")
+        assert lines[-2].endswith("lines could not be written here")
+        assert log.trouble == ""
+    finally:
+        subprocess.run(["umount", disk], check=True)
