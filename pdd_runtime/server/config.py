@@ -38,6 +38,14 @@ class ServerConfig(BaseModel, frozen=True, extra="forbid"):
     """Added to the server's environment."""
     start_timeout: Duration = 600.0
     """How long the server may take until it makes its first token."""
+    health_timeout: Duration = Field(10.0, ge=1)
+    """How long the server may be without an answer, or without its connector. Then it is dead, even where its process
+    runs: its requests end, and it is started again."""
+    stall_timeout: Duration = Field(60.0, ge=1)
+    """How long none of its requests may hear of the server while it answers otherwise. Then it has to make a token of a
+    small request in as long again, or is dead as well."""
+    kv_wait: Duration = Field(30.0, gt=0)
+    """How long a prefill waits for blocks of KV to come free. Then it fails, it alone, and can be served elsewhere."""
     tp: int = Field(1, ge=1)
     """Accelerators that share each layer (tensor parallelism)."""
     block_size: int = Field(16, ge=1, le=1024)

@@ -54,16 +54,13 @@ from pdd_runtime.server.process import ServerProcess, free_port
 from pdd_runtime.server.readiness import wait_ready
 from pdd_runtime.server.request import Event, Piece, Running, ServerRequest
 from pdd_runtime.server.shared import SharedPlane
+from pdd_runtime.server.vitals import Vitals
 from pdd_runtime.waiting import over
 
 __all__ = ["Readings", "ServerEngine"]
 
 log = logging.getLogger(__name__)
 
-PULSE = 1.0
-"""Seconds between two looks at the server: its metrics, and whether it still answers."""
-MISSED = 10
-"""Looks in a row without an answer, after which a server counts as dead."""
 PROBE = "probe"
 
 
@@ -155,7 +152,7 @@ class ServerEngine(Engine):
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
         served = self._serve(request, len(request.tokens) + 1)
         async with self._serving(served, served.prefill):
-            while not isinstance(event := await served.next(), Stopped):
+            while not isinstance(event := await self._next(served), Stopped):
                 if isinstance(event, BlocksReady | Tokens):
                     yield event
 
@@ -167,7 +164,7 @@ class ServerEngine(Engine):
             event: Event | None = None
             while not isinstance(event, Stopped) or request.hold:
                 # After the stop of a held request this waits until the stream is closed, and raises what ends it.
-                event = await served.next()
+                event = await self._next(served)
                 if isinstance(event, Extended | Tokens | Stopped):
                     yield event
 
@@ -175,7 +172,7 @@ class ServerEngine(Engine):
         plane = self._native(request)
         served = plane.offer(request)
         async with self._serving(served, served.run):
-            while not isinstance(event := await served.next(), Stopped):
+            while not isinstance(event := await self._next(served), Stopped):
                 assert isinstance(event, Offer)
                 yield event
 
@@ -184,7 +181,7 @@ class ServerEngine(Engine):
         served = plane.receive(request)
         async with self._serving(served, served.run):
             while True:
-                event = await served.next()
+                event = await self._next(served)
                 assert isinstance(event, Received)
                 yield event
 
@@ -210,6 +207,7 @@ class ServerEngine(Engine):
             blocks_cached=stats.cached,
             blocks_total=stats.total,
             sessions=len(self._served),
+            silent=self._vitals.silent,
         )
 
     async def tokenizer(self) -> TokenizerFiles:
@@ -292,6 +290,16 @@ class ServerEngine(Engine):
         deadline = now() + config.start_timeout
         await wait_ready(self._http, self._process, self.health, self._probe, timeout=config.start_timeout)
         await self._plane.meet(self._http, self._look, max(1.0, deadline - now()))
+        self._vitals = Vitals(
+            self.name,
+            url,
+            look=self._look,
+            connected=lambda: self._plane.connected,
+            probe=self._probe,
+            busy=lambda: bool(self._served),
+            health_timeout=config.health_timeout,
+            stall_timeout=config.stall_timeout,
+        )
         return await self.inspect(self._http)
 
     async def _look(self) -> Readings:
@@ -309,29 +317,18 @@ class ServerEngine(Engine):
         ended: list[asyncio.Future[EngineError]] = [] if self._plane.broken is None else [self._plane.broken]
         if self._process is not None:
             ended.append(self._process.ended)
-        pulse = asyncio.create_task(self._pulse(), name=f"pulse of {self.name}")
+        failure = asyncio.create_task(self._vitals.failure(), name=f"vitals of {self.name}")
         try:
-            done, _ = await asyncio.wait({pulse, *ended}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({failure, *ended}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            pulse.cancel()
-            await asyncio.wait({pulse})
-        self._refusal = next((future.result() for future in ended if future in done), None) or pulse.result()
+            failure.cancel()
+            await asyncio.wait({failure})
+        self._refusal = next((future.result() for future in ended if future in done), None) or failure.result()
+        if self._process is not None:
+            # One that hangs holds on to what its requests have here.
+            self._process.kill()
         self._end(self._served, self._refusal)
         host.failed(self._refusal)
-
-    async def _pulse(self) -> EngineError:
-        """Read the metrics now and then; return when the server has not answered for long."""
-        missed = 0
-        while True:
-            try:
-                async with asyncio.timeout(PULSE * MISSED):
-                    await self._look()
-                missed = 0
-            except (PddError, TimeoutError) as error:
-                missed += 1
-                if missed >= MISSED:
-                    return EngineError(f"{self.name} does not answer any more", where=self._http.url, why=str(error))
-            await asyncio.sleep(PULSE)
 
     async def _stop_watching(self) -> None:
         assert self._watch is not None
@@ -385,6 +382,11 @@ class ServerEngine(Engine):
                 await over(task)
             finally:
                 self._release(served)  # one that was cancelled before it ran has not done so itself
+
+    async def _next(self, served: Running) -> Event:
+        event = await served.next()
+        self._vitals.heard()
+        return event
 
     async def _run(self, served: Running, run: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -121,7 +121,7 @@ class Guardian:
             if self._code is None:
                 with suppress(ProcessLookupError):
                     os.killpg(self._pid, signal.SIGKILL)
-            for pid in _descendants(os.getpid()):
+            for pid in descendants(os.getpid()):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._reap()
@@ -139,7 +139,7 @@ def _read() -> bytes:
         return b""
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """All of them, where the system has /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):

@@ -44,6 +44,11 @@ class DataPlane(ABC):
     broken: Future[EngineError] | None = None
     """Done where the plane cannot be trusted any more."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether the server's part of it is there, once it has met."""
+        return True
+
     @abstractmethod
     async def open(self, host: EngineHost, model: Model, place: Path) -> None:
         """Before the server starts. `place`: a directory of the engine's own."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pdd_runtime.errors import EngineError
+from pdd_runtime.last_words import telling
 from pdd_runtime.server import guardian
 from pdd_runtime.server.launch import Launch
 
@@ -24,6 +25,8 @@ _KILLED = 15.0
 _LAST_WORDS = 1.0
 """Seconds that output may still come after the exit."""
 _MAX_LINE = 16 << 10
+_KEPT = 400
+"""Lines in which an error's cause is looked for: the last of many processes to end says only that others did."""
 _TOLD = 6
 """Lines that an error quotes."""
 
@@ -39,7 +42,7 @@ class ServerProcess:
         for it with `asyncio.wait` or under `asyncio.shield`: cancelling it would cancel it for all."""
         self._directory = directory
         self._log = logging.getLogger(name)
-        self._lines: deque[str] = deque(maxlen=50)
+        self._lines: deque[str] = deque(maxlen=_KEPT)
         self._rest = b""
         self._process: Process | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -83,11 +86,23 @@ class ServerProcess:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         await asyncio.wait([self._watching], timeout=patience)
-        if process.stdin is not None:
-            process.stdin.close()
+        self._hang_up(process)
         await asyncio.wait([self._watching], timeout=_KILLED)
         if not self._watching.done():
             self._log.error("some of the %s server does not die; process %s waits for it", self.name, process.pid)
+
+    def kill(self) -> None:
+        """End it at once, hung or not, with all its children. Idempotent."""
+        if self.pid is not None and self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            self._hang_up(self._process)
+
+    @staticmethod
+    def _hang_up(process: Process) -> None:
+        """Its guardian kills what is left."""
+        if process.stdin is not None:
+            process.stdin.close()
 
     async def _watch(self, process: Process) -> None:
         pump = asyncio.create_task(self._pump(process), name=f"pdd-{self.name}-log")
@@ -97,8 +112,7 @@ class ServerProcess:
         pump.cancel()
         await asyncio.wait([pump])
         self._take([self._rest] if self._rest else [])
-        if process.stdin is not None:
-            process.stdin.close()
+        self._hang_up(process)
         if not self.ended.done():
             self.ended.set_result(self._error(code))
 
@@ -119,10 +133,12 @@ class ServerProcess:
                 self._log.info("%s", text)
 
     def _error(self, code: int) -> EngineError:
-        said = " — ".join(line.strip() for line in list(self._lines)[-_TOLD:])
+        last = [line.strip() for line in list(self._lines)[-_TOLD:]]
+        cause = telling(self._lines)
+        said = [f"it said last: {' — '.join(last)}" if last else "it said nothing"]
         return EngineError(
             f"the {self.name} server ended: {_exit(code)}",
-            why=f"it said last: {said}" if said else "it said nothing",
+            why="; ".join(said if not cause or cause in last else [cause, *said]),
             fix="its whole log is the worker's: `pdd-runtime logs`; `pdd-runtime render engine` has its command line",
         )
 

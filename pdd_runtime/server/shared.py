@@ -33,6 +33,10 @@ class SharedPlane(DataPlane):
     def told(self) -> str:
         return f"{self._bridge.engine}, {self._bridge.capacity} tokens in its own cache"
 
+    @property
+    def connected(self) -> bool:
+        return self._bridge.connected
+
     async def open(self, host: EngineHost, model: Model, place: Path) -> None:
         layout = model.layout
         blocks = max(1, self._config.kv_memory // layout.block_bytes)
@@ -63,7 +67,7 @@ class SharedPlane(DataPlane):
     def request(
         self, request: PrefillRequest | DecodeRequest, root: bytes, most: int, generate: Generate
     ) -> ServerRequest:
-        if not self._bridge.connected:
+        if not self.connected:
             raise EngineError(
                 f"{self.name} has lost its connector", where=f"request {request.id}", fix="see the server's log"
             )
@@ -76,6 +80,7 @@ class SharedPlane(DataPlane):
             stop_token_ids=request.sampling.stop_token_ids,
             sealable=isinstance(request, DecodeRequest),
             tails=self._tails,
+            kv_wait=self._config.kv_wait,
         )
 
     def cached(self, root: bytes, tokens: Sequence[int]) -> int:

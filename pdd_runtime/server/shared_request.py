@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 
+from pdd_runtime.clock import now
 from pdd_runtime.errors import CapacityError, EngineError
 from pdd_runtime.plugins.engine import BlocksReady, Extended, Stopped, Tokens
 from pdd_runtime.server.blocks import Blocks
@@ -39,11 +40,13 @@ class Served(ServerRequest):
         stop_token_ids: tuple[int, ...] = (),
         sealable: bool = True,
         tails: bool = False,
+        kv_wait: float = 30.0,
     ) -> None:
-        """`tails`: the connector publishes the end of a sequence when it is told to; without, when the request ends."""
+        """`tails`: the connector publishes the end of a sequence when it is told to; without, when the request ends.
+        `kv_wait`: seconds that a prefill waits for blocks."""
         super().__init__(id, blocks.tokens, generate, stop_token_ids=stop_token_ids, sealable=sealable)
         self.blocks, self.salt = blocks, salt
-        self._bridge, self._tails = bridge, tails
+        self._bridge, self._tails, self._kv_wait = bridge, tails, kv_wait
         self._held = False
         self._planned: Notice | None = None
         self._loaded: int | None = None
@@ -137,10 +140,18 @@ class Served(ServerRequest):
         if self.blocks.cached == self.known:
             self.blocks.offer_only()
             return
+        until = now() + self._kv_wait
         while not self.blocks.open:
             try:
                 self.blocks.open_for(self.known)
-            except CapacityError:
+            except CapacityError as error:
+                if now() >= until:
+                    raise CapacityError(
+                        f"there was no room for the prompt's KV in {self._kv_wait:g} s",
+                        where=f"request {self.id}",
+                        why=f"{error.what}; {error.why}",
+                        fix="give the pool more kv_memory or replicas; kv_wait says how long a prefill waits",
+                    ) from None
                 await asyncio.sleep(ROOM_POLL)
 
     def _open(self) -> None:

@@ -137,6 +137,25 @@ async def test_a_stop_leaves_none_of_its_processes(
     assert process.ended.done()
 
 
+async def test_a_hung_one_is_killed_whole_and_at_once(process: ServerProcess, tmp_path: Path) -> None:
+    await process.start(Launch(tree(tmp_path / "pids", "stubborn")))
+    pids = await read_pids(tmp_path / "pids")
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for _ in range(2):
+        process.kill()
+    assert (await end(process)).what == "the stock server ended: killed by SIGKILL"
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+async def test_the_cause_is_told_though_much_was_written_behind_it(process: ServerProcess) -> None:
+    code = "import sys; print('ValueError: no room'); [print('closing', n) for n in range(100)]; sys.exit(1)"
+    await process.start(python(code))
+    why = (await end(process)).why
+    assert why.startswith("ValueError: no room; it said last: closing 94 — ")
+    assert why.endswith("closing 99")
+
+
 async def test_what_its_first_process_leaves_behind_is_ended(process: ServerProcess, tmp_path: Path) -> None:
     await process.start(Launch(tree(tmp_path / "pids", "stubborn")))
     pids = await read_pids(tmp_path / "pids")
