@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pdd_runtime.errors import GraphError, LaunchError, PddError, PluginError
+from pdd_runtime.graph.secrets import in_line
 
 OK, FAILED, USAGE, NOT_RUNNING, ALREADY_RUNNING = 0, 1, 2, 3, 4
 """Exit codes; docs/cli.md explains them."""
@@ -102,7 +103,7 @@ def _excerpt(where: str) -> str:
     except (OSError, ValueError, IndexError):
         return ""
     margin = f"{line:>5} | "
-    return f"\n{margin}{plain(shown)}\n{' ' * (len(margin) - 2)}| {' ' * (int(column) - 1)}^"
+    return f"\n{margin}{in_line(plain(shown))}\n{' ' * (len(margin) - 2)}| {' ' * (int(column) - 1)}^"
 
 
 def raise_first(errors: Sequence[PddError], consoles: Consoles) -> None:

@@ -17,10 +17,15 @@ HIDDEN = "***"
 SHORTEST = 6
 """Characters of a value that is hidden in what processes write: shorter ones are words of any text."""
 LONGEST = 64 << 10
-REFER = "write ${NAME} for a variable of the environment, or ${file:/PATH} for what a file has"
+_REFER = "write ${NAME} for a variable of the environment, or ${file:/PATH} for what a file has"
 _REFERENCE = re.compile(r"\$(?P<escaped>\$(?=\{))|\$\{(?:file:(?P<file>[^{}]*)|(?P<name>[^{}]*))\}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SECRET = re.compile(r"(?:.*[-_])?(?:key|token|secret|password|passwd|credentials?)", re.IGNORECASE)
+_SAID = re.compile(
+    r"""(?:^|(?<=[\s{\[,"']))(?P<name>[\w-]+)["']?\s*(?:[:=]\s*|,\s*)(?P<value>"[^"]*"|'[^']*'|[^\s,{}\[\]][^,}\]]*)"""
+)
+"""`NAME: VALUE`, `--NAME=VALUE` or `--NAME, VALUE`."""
+_COLUMN = re.compile(r"(?<=\d):\d+$")
 _IN_URL = re.compile(r"(://[^/@\s:]*:)[^/@\s$]+@")
 
 
@@ -49,6 +54,27 @@ def redacted(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
         value = _IN_URL.sub(rf"\g<1>{HIDDEN}@", value)
     return shown(name, value)
+
+
+def in_line(line: str) -> str:
+    """A line of a graph's file to be shown: as long as it is, with stars for what is a secret by its name."""
+
+    def stars(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        secret = is_secret(name.removeprefix("--")) and not refers(value)
+        return match[0][: -len(value)] + ("*" * len(value) if secret else value)
+
+    return _IN_URL.sub(lambda match: match[1] + "*" * (len(match[0]) - len(match[1]) - 1) + "@", _SAID.sub(stars, line))
+
+
+def written_out(what: str, where: str) -> GraphError:
+    """`where` as it is located: its line is told, and not shown with its column."""
+    return GraphError(
+        f"{what} stands in the graph itself",
+        where=_COLUMN.sub("", where),
+        why="files of graphs are shared, kept and shown; a secret is only where it is needed",
+        fix=_REFER,
+    )
 
 
 def revealed(value: Any, where: str, environment: Mapping[str, str] = os.environ) -> Any:
@@ -125,12 +151,7 @@ def _is_written_out(name: str, value: object) -> bool:
 
 
 def _written_out(scene: Scene, route: Route, what: str) -> GraphError:
-    return scene.error(
-        route,
-        f"{what} stands in the graph itself",
-        why="files of graphs are shared, kept and shown; a secret is only where it is needed",
-        fix=REFER,
-    )
+    return written_out(what, scene.document.locate(route))
 
 
 def _stands_for(match: re.Match[str], where: str, environment: Mapping[str, str]) -> str:
@@ -140,7 +161,7 @@ def _stands_for(match: re.Match[str], where: str, environment: Mapping[str, str]
         return _of_file(match["file"], where)
     name = match["name"]
     if not _VARIABLE.fullmatch(name):
-        raise GraphError(f"${{{name}}} names no variable", where=where, fix=f"{REFER}; a plain ${{ is written $${{")
+        raise GraphError(f"${{{name}}} names no variable", where=where, fix=f"{_REFER}; a plain ${{ is written $${{")
     if name not in environment:
         raise GraphError(
             f"the environment has no {name}",
@@ -165,4 +186,4 @@ def _of_file(name: str, where: str) -> str:
         why = getattr(error, "strerror", None) or (
             "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
         )
-        raise GraphError(f"the secret in {name} cannot be read", where=where, why=why, fix=REFER) from None
+        raise GraphError(f"the secret in {name} cannot be read", where=where, why=why, fix=_REFER) from None

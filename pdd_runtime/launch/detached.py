@@ -76,6 +76,7 @@ async def start_detached(graph: Graph, source: str, state: GraphState, part: Par
     state.check_free()
     try:
         state.make()
+        state.launcher_log.touch(mode=0o600)
         log = state.launcher_log.open("wb")
     except OSError as error:
         raise LaunchError(

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pdd_runtime.errors import GraphError, PddError, PluginError
 from pdd_runtime.graph import LoadedGraph, PluginRef
 from pdd_runtime.graph.document import Route
-from pdd_runtime.graph.secrets import REFER, refers
+from pdd_runtime.graph.secrets import refers, written_out
 from pdd_runtime.plugins.encryption import in_clear
 from pdd_runtime.plugins.engine import ModelSpec
 from pdd_runtime.plugins.exchange import obstacles
@@ -57,12 +57,7 @@ def _references(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddErro
         for setting in secret_fields(cls.Config):
             value = reference.config.get(setting)
             if isinstance(value, str) and value and not refers(value):
-                yield PluginError(
-                    f"setting {setting} of {cls.name} is a secret, and stands in the graph itself",
-                    where=loaded.locate((*config, setting)),
-                    why="files of graphs are shared, kept and shown; a secret is only where it is needed",
-                    fix=REFER,
-                )
+                yield written_out(f"the secret {setting} of {cls.name}", loaded.locate((*config, setting)))
         try:
             plugins.configure(cls, reference.config, partial(_locate, loaded, config, cls.Config))
         except PluginError as error:

@@ -6,7 +6,7 @@ import pytest
 
 from pdd_runtime.errors import GraphError
 from pdd_runtime.graph import loads
-from pdd_runtime.graph.secrets import HIDDEN, redacted, revealed, values
+from pdd_runtime.graph.secrets import HIDDEN, in_line, redacted, revealed, values
 
 CANARY = "canary-7f3a"
 PLACE = "{role: main, cluster: dc-b, engine: {plugin: some}}"
@@ -40,7 +40,7 @@ def test_a_secret_that_stands_in_the_graph_is_refused_and_not_repeated(
     assert what in said
     assert "write ${NAME} for a variable of the environment, or ${file:/PATH}" in said
     assert CANARY not in said
-    assert "g.yaml:16:" in said
+    assert said.startswith("g.yaml:16: "), "no column, so that no command shows the line"
 
 
 def test_a_secret_on_the_command_line_is_not_repeated(pdd: str) -> None:
@@ -105,3 +105,17 @@ def test_a_reference_to_nothing_says_where_it_stands(reference: str, what: str) 
 def test_what_is_shown_has_no_secret_in_it() -> None:
     shown = redacted({"env": {"A_TOKEN": CANARY, "B": "b", "C_KEY": "${C}"}, "url": f"http://u:{CANARY}@h/", "n": 1})
     assert shown == {"env": {"A_TOKEN": HIDDEN, "B": "b", "C_KEY": "${C}"}, "url": f"http://u:{HIDDEN}@h/", "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("  env: {HF_TOKEN: abc def, A: b}", "  env: {HF_TOKEN: *******, A: b}"),
+        ("  'HF_TOKEN': \"a, b}\"", "  'HF_TOKEN': *******"),
+        ("  args: [--api-key, abc, --port, 1, --key=abc]", "  args: [--api-key, ***, --port, 1, --key=***]"),
+        ("  env: {HF_TOKEN: '${HF}', tokens: 3}", "  env: {HF_TOKEN: '${HF}', tokens: 3}"),
+        ("  url: http://user:abc@host:80/", "  url: http://user:***@host:80/"),
+    ],
+)
+def test_a_line_that_is_shown_has_stars_for_secrets_and_keeps_its_length(line: str, shown: str) -> None:
+    assert in_line(line) == shown
