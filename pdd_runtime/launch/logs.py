@@ -19,11 +19,6 @@ MAX_BYTES = 8 << 20
 MAX_LINE = 16 << 10
 
 
-def private(path: str, flags: int) -> int:
-    """An opener of files for the user alone."""
-    return os.open(path, flags, 0o600)
-
-
 class LogFile:
     """Appends lines, and remembers the last ones. Writes go to the page cache: they do not block for long."""
 
@@ -106,7 +101,7 @@ class LogFile:
         if self.path.exists() and self.path.stat().st_size + MAX_LINE > self._max_bytes:
             self.path.replace(self.path.with_name(f"{self.path.name}.1"))
             self._torn = False
-        self._file = open(self.path, "ab", buffering=0, opener=private)
+        self._file = FileIO(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab")
         self._size = self._file.tell()
 
 

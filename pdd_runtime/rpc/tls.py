@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
+import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from pdd_runtime.errors import RpcError
+
+log = logging.getLogger(__name__)
 
 SCHEME = "pdd"
 """Of the certificate's URI, `pdd://GRAPH/CLUSTER`. It says who a process is, wherever it runs: host names do not."""
@@ -27,24 +32,46 @@ def identity(graph: str, cluster: str) -> str:
     return f"{SCHEME}://{graph}/{cluster}"
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    """The files as they were at some moment."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    expires: float
+    """Seconds since 1970, of the first of them that does."""
+
+    def session(self, *, server: bool, bios: tuple[ssl.MemoryBIO, ssl.MemoryBIO]) -> ssl.SSLObject:
+        return (self.server if server else self.client).wrap_bio(*bios, server_side=server)
+
+
 class Tls:
-    """One process's certificate, and the CA by which it knows others. Thread-safe."""
+    """One process's certificate, and the CA by which it knows others. Files that are replaced are read anew for the
+    next connection; what is wrong with them is logged, and the old ones serve on. Thread-safe."""
 
     def __init__(self, *, ca: str | Path, cert: str | Path, key: str | Path, graph: str, cluster: str) -> None:
         """Raises `RpcError` where a file cannot be used, or the certificate is not that of `cluster` of `graph`, or
         is not valid now."""
         self.graph, self.cluster = graph, cluster
-        self._server = _context(ssl.PROTOCOL_TLS_SERVER, ca, cert, key)
-        self._server.num_tickets = 0
-        self._client = _context(ssl.PROTOCOL_TLS_CLIENT, ca, cert, key)
-        self._check_own(cert)
+        self._ca, self._cert, self._key = Path(ca), Path(cert), Path(key)
+        self._lock = threading.Lock()
+        self._seen = self._look()
+        self._loaded = self._load()
+
+    @property
+    def expires(self) -> float:
+        """When the certificate does, or the CA's, in seconds since 1970."""
+        return self._loaded.expires
 
     def __repr__(self) -> str:
         return f"Tls({identity(self.graph, self.cluster)})"
 
     def session(self, *, server: bool, bios: tuple[ssl.MemoryBIO, ssl.MemoryBIO]) -> ssl.SSLObject:
         """For one connection, between what comes and what goes."""
-        return (self._server if server else self._client).wrap_bio(*bios, server_side=server)
+        seen = self._look()
+        if seen != self._seen:
+            self._renew(seen)
+        return self._loaded.session(server=server, bios=bios)
 
     def cluster_of(self, certificate: Mapping[str, Any]) -> str:
         """Whose certificate it is. The handshake has checked that the CA signed it. Raises `RpcError` for one of
@@ -61,11 +88,46 @@ class Tls:
             fix=_FIX,
         )
 
-    def _check_own(self, cert: str | Path) -> None:
-        """By a handshake with itself: what is wrong is told here, before it is told of by every peer."""
+    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """What is another when a file is."""
+
+        def of(path: Path) -> tuple[int, int, int] | None:
+            try:
+                stat = path.stat()
+            except OSError:
+                return None
+            return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+        return tuple(map(of, (self._ca, self._cert, self._key)))
+
+    def _renew(self, seen: tuple[tuple[int, int, int] | None, ...]) -> None:
+        with self._lock:
+            if seen == self._seen:
+                return
+            self._seen = seen
+            try:
+                self._loaded = self._load()
+            except RpcError as error:
+                # It may be that one file of the three is new, and the next about to be.
+                log.warning("the certificate was replaced, and the old one serves on: %s", error)
+            else:
+                log.info("the certificate was replaced: %s serves by %s from now on", self.cluster, self._cert)
+
+    def _load(self) -> _Loaded:
+        server = _context(ssl.PROTOCOL_TLS_SERVER, self._ca, self._cert, self._key)
+        server.num_tickets = 0
+        loaded = _Loaded(server, _context(ssl.PROTOCOL_TLS_CLIENT, self._ca, self._cert, self._key), 0.0)
+        own = self._check_own(loaded)
+        ends = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in (own, *server.get_ca_certs())]
+        return replace(loaded, expires=float(min(ends)))
+
+    def _check_own(self, loaded: _Loaded) -> Mapping[str, Any]:
+        """By a handshake with itself: what is wrong is told here, before it is told of by every peer. Returns the
+        certificate."""
+        cert = self._cert
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = self.session(server=False, bios=(back, there))
-        server = self.session(server=True, bios=(there, back))
+        client = loaded.session(server=False, bios=(back, there))
+        server = loaded.session(server=True, bios=(there, back))
         left = [client, server]
         try:
             while left:
@@ -75,7 +137,8 @@ class Tls:
                         left.remove(side)
                     except ssl.SSLWantReadError:
                         continue
-            cluster = self.cluster_of(server.getpeercert() or {})
+            own: Mapping[str, Any] = server.getpeercert() or {}
+            cluster = self.cluster_of(own)
         except ssl.SSLError as error:
             raise RpcError("this certificate is not to be used", where=str(cert), why=said(error), fix=_FIX) from None
         except RpcError as error:
@@ -89,9 +152,10 @@ class Tls:
                 why=f'the process that shows it is in cluster "{self.cluster}"',
                 fix="write {cluster} for the cluster's name in spec.security.tls, so that each shows its own",
             )
+        return own
 
 
-def _context(side: int, ca: str | Path, cert: str | Path, key: str | Path) -> ssl.SSLContext:
+def _context(side: int, ca: Path, cert: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pdd_runtime.cli.certificates import Authority
+from pdd_runtime.cli.doctor.certificates import certificates
 from pdd_runtime.graph import load
 from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.certificate import tls_of
@@ -201,3 +203,28 @@ def _speaks_tls(port: int) -> bool:
             return True
     except ssl.SSLError:
         return False
+
+
+def test_doctor_says_for_how_long_certificates_serve(certified: str, cli: Cli) -> None:
+    def found() -> list[tuple[str, str]]:
+        return [(check.status, check.found) for check in certificates(load(cli.directory / certified).graph)]
+
+    (status, first), (_, second) = found()
+    assert status == "ok"
+    assert first.startswith("dc-a: valid for ")
+    assert second.startswith("dc-b: ")
+    short = Authority("two", 3)
+    short.save(cli.directory / "certs")
+    for cluster in ("dc-a", "dc-b"):
+        (cli.directory / "certs" / f"{cluster}.pem").unlink()
+    short.issue(cli.directory / "certs", "dc-a")
+    ((status, first),) = found()
+    assert (status, first) == ("warn", "dc-a: valid for 3 more days")
+    short.issue(cli.directory / "certs", "dc-a", days=-1)
+    ((status, first),) = found()
+    assert status == "fail"
+    assert "has expired" in first
+    shutil.rmtree(cli.directory / "certs")
+    ((status, first),) = found()
+    assert status == "fail"
+    assert "there is none" in first

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdd_runtime.cli.console import FAILED, OK, Consoles, plain
+from pdd_runtime.cli.doctor.certificates import certificates
 from pdd_runtime.cli.doctor.check import Check, Status
 from pdd_runtime.cli.doctor.declared import declared
 from pdd_runtime.cli.doctor.host import host
@@ -37,11 +38,11 @@ def doctor(name: str | None, overrides: Sequence[str], probe: bool, as_json: boo
     running = state is not None and state.running() is not None
     if state and running:
         graph = Graph.model_validate_json(state.graph.read_bytes())
-        checks += network(graph.spec.links)
+        checks += [*network(graph.spec.links), *certificates(graph)]
         with consoles.busy("asking the graph, and sending it a request"):
             checks += asyncio.run(_running(graph, state, probe))
     elif loaded:
-        checks += network(loaded.graph.spec.links)
+        checks += [*network(loaded.graph.spec.links), *certificates(loaded.graph)]
         checks += _checked(loaded, plugins)
     elif state:
         raise not_running(state)
