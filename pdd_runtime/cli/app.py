@@ -10,9 +10,20 @@ from typing import Annotated
 import typer
 
 from pdd_runtime import __version__
-from pdd_runtime.cli import certs_app, complete, plugins_app, render_app
+from pdd_runtime.cli import certs_app, complete, keys_app, plugins_app, render_app
 from pdd_runtime.cli.console import Consoles
-from pdd_runtime.cli.options import Drawing, Format, GraphFile, Name, Output, Overrides, Running, examples
+from pdd_runtime.cli.options import (
+    Drawing,
+    Format,
+    GraphFile,
+    Name,
+    Output,
+    Overrides,
+    Patience,
+    Running,
+    Surge,
+    examples,
+)
 
 app = typer.Typer(
     name="pdd-runtime",
@@ -83,18 +94,22 @@ def up(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest answer to --ask.")] = 128,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the processes' logs.")] = False,
     dry: Annotated[bool, typer.Option("--dry-run", help="Check all, say what would run, and start nothing.")] = False,
+    patience: Patience = 60.0,
+    surge: Surge = None,
     output: Annotated[
         Format, typer.Option("--format", help="How to print what runs; json with -d, --wait or --dry-run.")
     ] = Format.table,
 ) -> None:
-    """Bring a graph up and keep it up. Ctrl-C drains it, a second Ctrl-C kills it."""
+    """Bring a graph up and keep it up. Ctrl-C drains it, a second Ctrl-C kills it. Where it runs already, -d applies
+    what has changed in the file, and leaves alone what has not."""
+    from pdd_runtime.cli import change
     from pdd_runtime.cli.ask import question
     from pdd_runtime.cli.cluster import part_of
-    from pdd_runtime.cli.dry_run import dry_run
+    from pdd_runtime.cli.dry_run import dry_change, dry_run
     from pdd_runtime.cli.port import check_free
-    from pdd_runtime.cli.up import UpOptions, log_to, up_attached, up_detached
+    from pdd_runtime.cli.up import UpOptions, log_to, up_again, up_attached, up_detached
     from pdd_runtime.cli.validate import load_checked
-    from pdd_runtime.launch import GraphState
+    from pdd_runtime.launch import GraphState, Manner
 
     as_json = output is Format.json
     if as_json and not (detach or wait or dry):
@@ -106,13 +121,18 @@ def up(
     part = part_of(loaded, plugins, cluster, secret_file)
     if ask is not None and not part.has_frontend(loaded.graph):
         raise typer.BadParameter(f"--ask needs the frontend, which is in cluster {loaded.graph.frontend_cluster}")
-    check_free(loaded, part)
+    again = (detach or wait or dry) and change.runs(loaded, part)
+    if not again:
+        check_free(loaded, part)
     if dry:
-        dry_run(loaded, part, as_json, consoles)
+        (dry_change if again else dry_run)(loaded, part, as_json, consoles)
         return
     wait = wait or (detach and ask is not None)
     options = UpOptions(wait, wait_timeout, None if ask is None else question(ask), max_tokens, quiet, as_json)
-    if detach or wait:
+    if again:
+        manner = Manner(patience=patience, surge=surge)
+        code = asyncio.run(up_again(loaded, part, change.planned(loaded, part), manner, options, consoles))
+    elif detach or wait:
         code = asyncio.run(up_detached(loaded, part, options, consoles))
     else:
         log_to(GraphState(part.name(loaded.graph)))
@@ -159,6 +179,40 @@ def logs(
     from pdd_runtime.cli.logs import logs as run
 
     run(graph, LogOptions(pool, lines, follow, request, output is Format.json), Consoles())
+
+
+@app.command(
+    epilog=examples(
+        "pdd-runtime restart",
+        "pdd-runtime restart main/1 --patience 300",
+        "pdd-runtime restart frontend --graph quickstart",
+        "pdd-runtime restart main --no-surge",
+    )
+)
+def restart(
+    process: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="POOL[/INDEX]",
+            help="A pool, one of its processes, or `frontend`. Default: all.",
+            autocompletion=complete.processes,
+        ),
+    ] = None,
+    graph: Running = None,
+    patience: Patience = 60.0,
+    surge: Surge = None,
+    start: Annotated[
+        float, typer.Option("--start", min=0.0, metavar="SECONDS", help="How long a process may take to be ready.")
+    ] = 600.0,
+    output: Output = Format.table,
+) -> None:
+    """Replace processes of a running graph, while it serves. One is drained at a time; the next one's turn comes when
+    its replacement is ready. It stops at a replacement that does not become ready."""
+    from pdd_runtime.cli.change import restart as run
+    from pdd_runtime.launch import Manner
+
+    manner = Manner(patience=patience, surge=surge, start=start)
+    raise typer.Exit(run(graph, process, manner, output is Format.json, Consoles()))
 
 
 @app.command(epilog=examples("pdd-runtime down", "pdd-runtime down quickstart", "pdd-runtime down --timeout 0"))
@@ -271,6 +325,20 @@ def timeline(
     show_timeline(request, graph, output is Format.json, Consoles())
 
 
+@app.command(epilog=examples("pdd-runtime cancel req-5f2b6c7d8e9f0a1b"))
+def cancel(
+    request: Annotated[
+        str, typer.Argument(metavar="ID", help="The request's id: the response header x-pdd-request-id.")
+    ],
+    graph: Running = None,
+    output: Output = Format.table,
+) -> None:
+    """End a running request, with all its choices, on all workers. Its client is told."""
+    from pdd_runtime.cli.cancel import cancel as run
+
+    run(request, graph, output is Format.json, Consoles())
+
+
 class ReportFormat(StrEnum):
     """How a report is printed."""
 
@@ -330,6 +398,76 @@ def bench(
     raise typer.Exit(run_bench(options, Consoles()))
 
 
+@app.command(
+    epilog=examples(
+        "pdd-runtime chaos graphs/two-by-two.yaml --for 10m --kill-every 20s",
+        "pdd-runtime chaos graphs/quickstart.yaml --faults kill,hang,cut --seed 7 --format json > chaos.json",
+        "pdd-runtime chaos quickstart --strike-running --for 1m",
+    )
+)
+def chaos(
+    graph: Annotated[
+        str,
+        typer.Argument(
+            metavar="GRAPH|NAME",
+            help="A graph's file, which is brought up for it, or the name of one that runs.",
+            autocompletion=complete.names_and_files,
+        ),
+    ],
+    span: Annotated[str, typer.Option("--for", metavar="TIME", help="How long there are faults: 30s, 10m, 1h.")] = "1m",
+    every: Annotated[
+        str, typer.Option("--kill-every", metavar="TIME", help="From one fault to the next, about.")
+    ] = "20s",
+    faults: Annotated[
+        str, typer.Option("--faults", metavar="KIND,…", help="Which: kill, hang, cut, cluster, etcd, disk.")
+    ] = "kill",
+    lasting: Annotated[
+        str, typer.Option("--lasting", metavar="TIME", help="How long those faults last that do.")
+    ] = "5s",
+    streams: Annotated[int, typer.Option("--streams", min=1, max=1000, help="How many answers at once.")] = 8,
+    workload: Annotated[
+        str, typer.Option("--workload", "-w", metavar="SPEC", help="Lengths of prompts and answers, as for `bench`.")
+    ] = "prompt=uniform(100, 500),output=uniform(100, 300),timeout=120",
+    longest_gap: Annotated[
+        str, typer.Option("--longest-gap", metavar="TIME", help="A longer wait between two tokens is no pass.")
+    ] = "2s",
+    recovery: Annotated[
+        str, typer.Option("--recovery", metavar="TIME", help="For all to be ready again after the last fault.")
+    ] = "2m",
+    seed: Annotated[int, typer.Option("--seed", help="The same seed makes the same requests and faults.")] = 0,
+    overrides: Overrides = None,
+    wait_timeout: Annotated[
+        float | None,
+        typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Fail when it takes longer to be ready."),
+    ] = None,
+    strike_running: Annotated[
+        bool, typer.Option("--strike-running", help="Strike a graph that runs already. Its users will feel it.")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave it up afterwards, for `timeline` and `logs`.")] = False,
+    output: Output = Format.table,
+) -> None:
+    """Make faults in a graph under live traffic, and say whether its users would have noticed. Every answer is compared
+    with the same one undisturbed, token for token. Ctrl-C ends it early, with a verdict."""
+    from pdd_runtime.cli.chaos import ChaosOptions, duration, run_chaos
+    from pdd_runtime.experiments.chaos import ChaosPlan
+
+    plan = ChaosPlan(
+        span=duration(span),
+        every=duration(every),
+        kinds=tuple(dict.fromkeys(kind.strip() for kind in faults.split(",") if kind.strip())),
+        lasting=duration(lasting),
+        streams=streams,
+        seed=seed,
+        longest_gap=duration(longest_gap),
+        recovery=duration(recovery),
+    )
+    options = ChaosOptions(
+        graph, plan, workload, overrides or [], wait_timeout, strike_running, keep, output is Format.json
+    )
+    raise typer.Exit(run_chaos(options, Consoles()))
+
+
 app.add_typer(certs_app.app, name="certs")
+app.add_typer(keys_app.app, name="keys")
 app.add_typer(plugins_app.app, name="plugins")
 app.add_typer(render_app.app, name="render")

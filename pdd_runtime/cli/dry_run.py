@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from pdd_runtime.cli import wording
+from pdd_runtime.cli import change, wording
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.picture import ROLE_STYLE, picture
 from pdd_runtime.graph import LoadedGraph
@@ -37,6 +37,26 @@ def dry_run(loaded: LoadedGraph, part: Part, as_json: bool, consoles: Consoles) 
     consoles.out.print(table)
     consoles.out.print(f"state and logs: {state.directory}", style="dim", markup=False)
     consoles.out.print("This was a dry run: nothing was started.", style="green")
+
+
+def dry_change(loaded: LoadedGraph, part: Part, as_json: bool, consoles: Consoles) -> None:
+    """The same of a graph that runs: what would be changed."""
+    state, changes = GraphState(part.name(loaded.graph)), change.planned(loaded, part)
+    if as_json:
+        consoles.json(
+            {
+                "name": state.name,
+                "path": str(loaded.path),
+                "state": str(state.directory),
+                "changes": change.as_json(changes),
+            }
+        )
+        return
+    consoles.out.print(picture(loaded.graph))
+    change.tell(changes, consoles.out)
+    if not changes:
+        consoles.out.print(f"graph {state.name} runs as {loaded.path} says", markup=False)
+    consoles.out.print("This was a dry run: nothing was changed.", style="green")
 
 
 def _processes(loaded: LoadedGraph, part: Part) -> Iterator[dict[str, Any]]:

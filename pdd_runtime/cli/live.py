@@ -39,7 +39,7 @@ class LiveStatus:
         self._at = now()
         self._spinner = Spinner("dots", style="yellow")
         self._trouble = ""
-        self._told: dict[tuple[str, int], tuple[str, str]] = {}
+        self._told: dict[tuple[str, int, str], str] = {}
         self._live = Live(self, console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -90,11 +90,12 @@ class LiveStatus:
             self._console.out(plain(trouble) or "all processes can find each other again", highlight=False)
 
     def _tell(self, process: ProcessStatus) -> None:
-        key, told = (process.pool, process.index), (process.state, process.epoch)
-        if self._told.get(key) == told or (process.state == "starting" and not process.pid):
+        # A place has two processes while one replaces the other.
+        key = (process.pool, process.index, process.epoch)
+        if self._told.get(key) == process.state or (process.state == "starting" and not process.pid):
             return
         news = key in self._told or process.state != "ready"
-        self._told[key] = told
+        self._told[key] = process.state
         if news:
             note = f": {plain(process.note)}" if process.state == "backoff" else ""
             pid = f" (pid {process.pid})" if process.pid and process.state == "starting" else ""

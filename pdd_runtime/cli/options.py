@@ -58,4 +58,20 @@ Running = Annotated[
         autocompletion=complete.logged_names,
     ),
 ]
+Patience = Annotated[
+    float,
+    typer.Option(
+        "--patience",
+        min=0.0,
+        metavar="SECONDS",
+        help="How long a process that is replaced may finish what it has begun.",
+    ),
+]
+Surge = Annotated[
+    bool | None,
+    typer.Option(
+        "--surge/--no-surge",
+        help="Start a replacement beside the old worker, or drain that first. Default: beside it where it is alone.",
+    ),
+]
 Output = Annotated[Format, typer.Option("--format", help="How to print it.")]

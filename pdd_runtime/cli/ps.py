@@ -37,6 +37,8 @@ def _print(status: GraphStatus, consoles: Consoles) -> None:
     consoles.out.print(head)
     if status.admin:
         consoles.out.print(f"operators are answered at {status.admin}", style="dim", markup=False)
+    if status.changing:
+        consoles.out.print(f"being changed: {plain(status.changing)}", style="yellow", markup=False, soft_wrap=True)
     if status.trouble:
         consoles.out.print(plain(status.trouble), style="yellow", markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="dim")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
 
+from pdd_runtime.cli import change
 from pdd_runtime.cli.ask import ask, curl, model_name
 from pdd_runtime.cli.console import FAILED, OK, Consoles, plain
 from pdd_runtime.cli.front import front_at
@@ -19,9 +20,11 @@ from pdd_runtime.cli.picture import ROLE_STYLE, picture
 from pdd_runtime.errors import ConnectionLost, LaunchError, PddError
 from pdd_runtime.graph import Graph, LoadedGraph
 from pdd_runtime.launch import (
+    Change,
     ChildSpec,
     GraphState,
     GraphStatus,
+    Manner,
     Part,
     Supervisor,
     start_detached,
@@ -62,21 +65,68 @@ async def up_detached(loaded: LoadedGraph, part: Part, options: UpOptions, conso
             with LiveStatus(consoles.err if options.as_json else consoles.out) as live:
                 status = await live.until_ready(watch(state))
     except TimeoutError:
-        raise LaunchError(
-            f"graph {state.name} is not ready after {options.wait_timeout:g} s",
-            why=await _missing(state),
-            fix="it goes on starting: see `pdd-runtime ps` and `logs`, end it with `down`",
-        ) from None
+        raise await _late(state, options, "starting") from None
     except (ConnectionLost, LaunchError):
         raise await detached.failure() from None
     if status is None:
         raise LaunchError(f"graph {state.name} was stopped while it started")
+    await _announce_and_ask(loaded.graph, state, status, options, consoles)
+    return OK
+
+
+async def _announce_and_ask(
+    graph: Graph, state: GraphState, status: GraphStatus, options: UpOptions, consoles: Consoles
+) -> None:
     if options.as_json:
         consoles.json(_started(state))
-        return OK
-    await _announce(consoles, loaded.graph, state, status)
+        return
+    await _announce(consoles, graph, state, status)
     if options.question is not None:
         await ask(consoles.out, front_at(state, status), options.question, options.max_tokens)
+
+
+async def _late(state: GraphState, options: UpOptions, doing: str) -> LaunchError:
+    return LaunchError(
+        f"graph {state.name} is not ready after {options.wait_timeout:g} s",
+        why=await _missing(state),
+        fix=f"it goes on {doing}: see `pdd-runtime ps` and `logs`, end it with `down`",
+    )
+
+
+async def up_again(
+    loaded: LoadedGraph,
+    part: Part,
+    changes: Sequence[Change],
+    manner: Manner,
+    options: UpOptions,
+    consoles: Consoles,
+) -> int:
+    """Make a graph that runs the one in the file; wait for it where asked to. Returns the exit code."""
+    state = GraphState(part.name(loaded.graph))
+    console = consoles.err if options.as_json else consoles.out
+    change.tell(changes, console)
+    status: GraphStatus | None = None
+    try:
+        async with asyncio.timeout(options.wait_timeout):
+            if changes:
+                await change.apply(loaded, part, manner, wait=options.wait, consoles=consoles, console=console)
+            if options.wait:
+                with LiveStatus(console) as live:
+                    status = await live.until_ready(watch(state))
+    except TimeoutError:
+        raise await _late(state, options, "changing") from None
+    except ConnectionLost:
+        raise LaunchError(f"graph {state.name} was stopped while it was changed") from None
+    if status is not None:
+        await _announce_and_ask(loaded.graph, state, status, options, consoles)
+    elif options.wait:
+        raise LaunchError(f"graph {state.name} was stopped while it was changed")
+    elif options.as_json:
+        consoles.json(_started(state))
+    elif changes:
+        console.print(f"graph {state.name} is being changed; `pdd-runtime ps {state.name}` shows how far it is")
+    if not changes:
+        console.print(f"graph {state.name} runs as {loaded.path} says: nothing was to be done", markup=False)
     return OK
 
 
@@ -209,6 +259,7 @@ def log_to(state: GraphState) -> None:
     """What this process itself has to say goes to the launcher's log, not between the lines of the terminal."""
     with suppress(OSError):  # `up` is about to say so itself
         state.make()
+        state.launcher_log.touch(mode=0o600)
         logging.basicConfig(
             filename=state.launcher_log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
         )

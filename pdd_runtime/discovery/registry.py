@@ -89,10 +89,11 @@ class RegistryServer:
         """Who is there now, ordered by key."""
         return tuple(sorted((lease.member for lease in self._leases.values()), key=lambda member: member.key))
 
-    def remove(self, pool: str, index: int) -> None:
-        """Its process is dead: take it out at once, and refuse what it may still have sent."""
-        slot = (pool, index)
-        if self._leases.pop(slot, None) is not None:
+    def remove(self, key: WorkerKey) -> None:
+        """Its process is dead: take it out at once, and refuse what it may still have sent. A successor stays."""
+        slot = _slot(key)
+        if (lease := self._leases.get(slot)) is not None and lease.member.key == key:
+            del self._leases[slot]
             # Just above its own birth: a successor that is registering at this moment is not refused.
             self._newest[slot] = math.nextafter(self._newest[slot], math.inf)
             self._notify()
@@ -126,9 +127,7 @@ class RegistryServer:
         return Receipt(accepted=True)
 
     async def _on_unregister(self, departure: Departure, context: RpcContext) -> None:
-        lease = self._leases.get(_slot(departure.key))
-        if lease is not None and lease.member.key == departure.key:
-            self.remove(departure.key.pool, departure.key.index)
+        self.remove(departure.key)
 
     async def _on_watch(self, watch: Watch, context: RpcContext) -> AsyncGenerator[View, None]:
         while True:

@@ -14,8 +14,10 @@ from typing import Literal
 from pdd_runtime.clock import now
 from pdd_runtime.errors import LaunchError
 from pdd_runtime.ids import new_id
+from pdd_runtime.launch.forms import Form
 from pdd_runtime.launch.identity import birth
 from pdd_runtime.launch.logs import LogFile
+from pdd_runtime.launch.slot import Slot
 from pdd_runtime.launch.state import Recorded
 from pdd_runtime.launch.status import ProcessStatus, State
 from pdd_runtime.plugins.discovery import Member
@@ -40,6 +42,14 @@ class ChildSpec:
     command: tuple[str, ...]
     """Without `--epoch`, which each start adds."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """What is not to be seen in its log."""
+    form: Form = field(default_factory=dict, repr=False)
+    """What the process is made from."""
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.pool, self.index)
 
     def __str__(self) -> str:
         return f"{self.pool}/{self.index}"
@@ -57,8 +67,15 @@ class Child:
         on_change: Callable[[], None],
         on_line: Callable[[ChildSpec, str], None],
         on_exit: Callable[[WorkerKey], Awaitable[None]],
+        replaces: bool = False,
+        late: bool = False,
     ) -> None:
-        self.spec, self.log = spec, log
+        """`replaces`: another process has its place, and keeps it until this one is ready. `late`: the others run, and
+        are not to end where it cannot start."""
+        self.spec, self.log, self.replaces, self._late = spec, log, replaces, late
+        """`spec` holds from the next start on, where it is set anew."""
+        self.form: Form = spec.form
+        """Of the process that runs, or ran last."""
         self.epoch = ""
         self.recorded: Recorded | None = None
         """The process, while it runs."""
@@ -75,14 +92,14 @@ class Child:
 
     async def supervise(self) -> None:
         """Returns after `stop`, when the process has ended. Raises `LaunchError` when its very first start says
-        that it can never work. Cancelling it kills the process."""
+        that it can never work, unless it is late. Cancelling it kills the process."""
         try:
             while not self._stopping.is_set():
                 begun = now()
                 code = await self._run()
                 if self._stopping.is_set():
                     break
-                if code == START_FAILED and self.restarts == 0:
+                if code == START_FAILED and self.restarts == 0 and not self._late:
                     raise LaunchError(f"{self.spec} cannot start", why=self._said(), fix=f"its log is {self.log.path}")
                 if now() - begun >= LONGEST_DELAY:
                     self._delay = FIRST_DELAY
@@ -91,12 +108,28 @@ class Child:
             self._become("stopped")
             self.log.close()
 
-    def stop(self) -> None:
-        """Ask it to end: SIGTERM now, and no restart."""
+    @property
+    def stopping(self) -> bool:
+        """It is to end, and not to come back."""
+        return self._stopping.is_set()
+
+    @property
+    def ended(self) -> bool:
+        """It has ended for good."""
+        return self._state == "stopped"
+
+    def stop(self, patience: float | None = None) -> None:
+        """Ask it to end, and do not restart it. `patience`: seconds for what it has begun; None: its own."""
         self._stopping.set()
-        if self._process is not None:
-            self._become("draining")
+        if self._process is None:
+            return
+        self._become("draining")
+        if patience is None:
             self._signal(signal.SIGTERM)
+            return
+        # Its stdin takes orders: a signal could not say how long.
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"drain {patience:g}\n".encode())
 
     def kill(self) -> None:
         """End it at once."""
@@ -119,13 +152,13 @@ class Child:
             state=state,
             endpoint=member.endpoint if member else None,
             restarts=self.restarts,
-            note=self.reason if state == "backoff" else next(reversed(self.log.tail), ""),
+            note=self.reason if state == "backoff" else self.log.trouble or next(reversed(self.log.tail), ""),
             seconds=now() - self._since,
         )
 
     async def _run(self) -> int | None:
         """One process, from start to end. Returns its exit code, None where it could not be started."""
-        self.epoch = new_id("epoch")
+        self.epoch, self.form = new_id("epoch"), self.spec.form
         self.log.tail.clear()
         key = WorkerKey(self.spec.pool, self.spec.index, self.epoch)
         self._become("starting")
@@ -136,6 +169,7 @@ class Child:
                 *self.spec.command,
                 "--epoch",
                 self.epoch,
+                *(("--replaces",) if self.replaces else ()),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=STDOUT,
@@ -152,6 +186,7 @@ class Child:
             self._on_change()
             if self._stopping.is_set():
                 self._signal(signal.SIGKILL if self._killed else signal.SIGTERM)
+                self._become("draining")
             code = await process.wait()
             await self._on_exit(key)
             with suppress(TimeoutError):

@@ -12,8 +12,9 @@ from pdd_runtime.errors import LaunchError, PddError
 from pdd_runtime.graph import nearest
 from pdd_runtime.launch.identity import send
 from pdd_runtime.launch.leftovers import end_left
+from pdd_runtime.launch.orders import Apply, Down, Plan, Progress, Restart, Wanted
 from pdd_runtime.launch.state import AlreadyRunningError, GraphState, Recorded
-from pdd_runtime.launch.status import Down, GraphStatus
+from pdd_runtime.launch.status import GraphStatus
 from pdd_runtime.launch.supervisor import PATIENCE, WORKER_PATIENCE
 from pdd_runtime.plugins.messages import Empty
 from pdd_runtime.rpc import Greeting, RpcConnection, connect
@@ -62,6 +63,24 @@ async def watch(state: GraphState) -> AsyncGenerator[GraphStatus, None]:
     ):
         async for status in statuses:
             yield status
+
+
+async def plan(state: GraphState, wanted: Wanted) -> Plan:
+    """What applying a changed graph would do. Raises `NotRunningError`, and `GraphError` where it is none."""
+    async with _connected(state) as connection:
+        return await connection.call("launch.plan", wanted, Plan, timeout=_TIMEOUT)
+
+
+async def change(state: GraphState, order: Apply | Restart) -> AsyncGenerator[str, None]:
+    """Have processes replaced; gives each step as it is made, first what will be done. It goes on when this is closed.
+    Raises `LaunchError` and `GraphError`."""
+    method = "launch.apply" if isinstance(order, Apply) else "launch.restart"
+    async with (
+        _connected(state) as connection,
+        connection.stream(method, order, Progress, timeout=None) as steps,
+    ):
+        async for step in steps:
+            yield step.what
 
 
 async def down(

@@ -174,7 +174,8 @@ class GraphState:
         return AlreadyRunningError(
             f"graph {self.name} is running already",
             why=about + at,
-            fix=f"use it, stop it with `pdd-runtime down {self.name}`, or start another with --set metadata.name=…",
+            fix=f"use it, change it with `up -d`, stop it with `pdd-runtime down {self.name}`, or start another with "
+            "--set metadata.name=…",
         )
 
 

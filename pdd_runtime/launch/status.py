@@ -50,6 +50,8 @@ class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
     stopping: bool
     trouble: str = ""
     """Why processes of other clusters cannot be found at this moment."""
+    changing: str = ""
+    """The step of a change that is being made; empty: none is."""
     processes: tuple[ProcessStatus, ...]
 
     @property
@@ -63,10 +65,3 @@ class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
             if process.state != "ready"
         ]
         return "; ".join([*([self.trouble] if self.trouble else []), *starting]) or self.why_not_ready
-
-
-class Down(msgspec.Struct, frozen=True):
-    """Ask the launcher to stop."""
-
-    patience: float
-    """Seconds that running requests get."""

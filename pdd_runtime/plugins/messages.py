@@ -13,6 +13,7 @@
 | `engine.load` | `Empty` | `Load` |
 | `kv.fetch` | `FetchRequest` | stream of `FetchEvent`, open until the caller closes it |
 | `worker.watch` | `Empty` | stream of `WatchEvent` |
+| `worker.watchers` | `Empty` | `tuple[str, ...]`: name and epoch of each that watches it |
 | `worker.drain` | `Drain` | `None`, when nothing is left |
 | `line.cut` | `LineCut` | `None`; only where a link that leads away is emulated |
 | `process.vitals` | `Empty` | `Vitals`, of `pdd_runtime.observe` |

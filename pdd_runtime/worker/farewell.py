@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,7 @@ class Farewell:
 
     def __init__(self) -> None:
         self.said = False
-        self._visitors = 0
+        self._visitors: Counter[str] = Counter()
         self._alone = asyncio.Event()
         self._alone.set()
         self._watchers: Watchers[[]] = Watchers()
@@ -30,16 +31,21 @@ class Farewell:
         return self._watchers.add(callback)
 
     @contextmanager
-    def visit(self) -> Iterator[None]:
-        """Somebody watches the worker, inside."""
-        self._visitors += 1
+    def visit(self, name: str) -> Iterator[None]:
+        """Who is called so watches the worker, inside."""
+        self._visitors[name] += 1
         self._alone.clear()
         try:
             yield
         finally:
-            self._visitors -= 1
+            self._visitors -= Counter([name])
             if not self._visitors:
                 self._alone.set()
+
+    @property
+    def visitors(self) -> tuple[str, ...]:
+        """Who watches."""
+        return tuple(self._visitors)
 
     async def alone(self) -> None:
         """Return when nobody watches."""

@@ -73,6 +73,7 @@ class Service:
         server.stream("kv.fetch", FetchRequest, self.fetch)
         server.stream("worker.watch", Empty, self.watch)
         server.unary("worker.drain", Drain, self.drain)
+        server.unary("worker.watchers", Empty, self.watchers)
 
     async def end(self, why: str, patience: float) -> None:
         """Every stream of the engine ends with `Cancelled`, and no other begins. Returns when they have ended, or after
@@ -166,6 +167,9 @@ class Service:
         )
         return self._plane.load(engine)
 
+    async def watchers(self, request: Empty, context: RpcContext) -> tuple[str, ...]:
+        return self._farewell.visitors
+
     async def drain(self, request: Drain, context: RpcContext) -> None:
         await self._drain(request.patience)
 
@@ -176,7 +180,7 @@ class Service:
 
     async def watch(self, request: Empty, context: RpcContext) -> AsyncGenerator[WatchEvent, None]:
         watch = StoreWatch(self._plane.names, self._activity, self.load, self._plane.telemetry, self._farewell)
-        with self._farewell.visit():
+        with self._farewell.visit(f"{context.peer.name} {context.peer.epoch}"):
             async with aclosing(watch.events()) as events:
                 async for event in events:
                     yield msgspec.structs.replace(event, yours=self._work.of(_caller(context)))

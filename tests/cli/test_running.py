@@ -84,13 +84,24 @@ def test_ps_takes_a_name_a_file_or_nothing(cli: Cli) -> None:
     assert unknown.err == 'error: graph dmeo is not running\n  fix: did you mean "demo"?\n'
 
 
-def test_a_second_up_is_refused_and_says_who_runs_it(cli: Cli) -> None:
-    for arguments in (["-d"], []):
-        second = cli("up", "demo.yaml", *arguments)
-        assert second.code == 4
-        assert second.err.startswith("error: graph demo is running already\n  why: its launcher is process ")
-        assert url(cli) in second.err
+def test_a_second_up_in_the_foreground_is_refused_and_says_who_runs_it(cli: Cli) -> None:
+    second = cli("up", "demo.yaml")
+    assert second.code == 4
+    assert second.err.startswith("error: graph demo is running already\n  why: its launcher is process ")
+    assert url(cli) in second.err
+    assert "change it with `up -d`" in second.err
     assert ready(cli)
+
+
+def test_up_again_of_the_same_graph_does_nothing(cli: Cli) -> None:
+    pids = cli.pids()
+    for arguments in (["-d"], ["--wait"], ["--dry-run"]):
+        again = cli("up", "demo.yaml", *arguments)
+        assert (again.code, again.err) == (0, "")
+        assert "graph demo runs as demo.yaml says" in again.out
+    assert json.loads(cli("up", "demo.yaml", "--dry-run", "--format", "json").out)["changes"] == []
+    assert json.loads(cli("up", "demo.yaml", "-d", "--format", "json").out)["pid"] == pids[0]
+    assert cli.pids() == pids
 
 
 def test_logs_come_with_a_prefix_for_all_or_for_one(cli: Cli) -> None:
@@ -204,10 +215,6 @@ def test_a_port_that_another_graph_has_is_told_before_anything_starts(cli: Cli) 
     assert checked.code == 0
     assert f"warning: the frontend cannot listen on 127.0.0.1:{port}" in checked.err
     assert json.loads(cli("validate", name, *taken, "--format", "json").out)["warnings"][0]["code"] == "launch"
-
-
-def test_a_dry_run_of_what_runs_says_so(cli: Cli) -> None:
-    assert cli("up", "demo.yaml", "--dry-run").code == 4
 
 
 def completed(cli: Cli, words: str) -> list[str]:

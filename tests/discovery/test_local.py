@@ -51,7 +51,7 @@ async def test_a_removal_is_seen_without_waiting_for_any_lease(site: Any, member
     for pool in ("main", "prefill", "relay"):
         await site.discovery().register(member(pool))
     await views.until("main/0:e1", "prefill/0:e1", "relay/0:e1")
-    site.registry.remove("prefill", 0)
+    site.registry.remove(member("prefill").key)
     await views.until("main/0:e1", "relay/0:e1")
 
 

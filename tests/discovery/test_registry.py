@@ -72,8 +72,10 @@ async def test_a_removed_member_cannot_come_back_but_its_successor_can(site: Any
     born = now()
     await offer(connection, member(epoch="e1"), born)
     born_before_the_removal = now()
-    site.registry.remove("main", 0)
-    site.registry.remove("relay", 7)
+    site.registry.remove(member(epoch="e0").key)
+    assert len(site.registry.members()) == 1, "one of before is no reason"
+    site.registry.remove(member(epoch="e1").key)
+    site.registry.remove(member("relay", 7).key)
     assert site.registry.members() == ()
     assert not await offer(connection, member(epoch="e1"), born)
     assert await offer(connection, member(epoch="e2"), born_before_the_removal)
