@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import msgspec
@@ -16,9 +17,11 @@ from pdd_runtime.clock import now
 from pdd_runtime.errors import RemoteError
 from pdd_runtime.experiments.outcome import Outcome
 
+API_KEY = "PDD_API_KEY"
+"""Environment: the key for graphs that ask for one."""
 _CONNECT = 10.0
 _SETTLED = 30.0
-"""Seconds that a request's transfers may go on after its answer, until its timeline is taken as it is."""
+_REFUSED = (429, 503)
 _FIRST_LOOK, _LAST_LOOK = 0.05, 1.0
 """Seconds between two looks at a timeline: doubled from the first to the last."""
 
@@ -44,14 +47,27 @@ class _Failed(Exception):
     """The request has no whole answer; the message says why."""
 
 
+class Front(Protocol):
+    """How a graph's frontend is reached that wants more of its clients than a URL."""
+
+    def client(self, *, admin: bool = False) -> httpx.AsyncClient:
+        """A new one; `admin`: for what operators may ask."""
+        ...
+
+
 class Client:
     """Each request has a connection of its own, as another user's would. Use it as a context manager: leaving it
     waits for the timelines that are still to come."""
 
-    def __init__(self, url: str, timeout: float, salt: str) -> None:
-        """`timeout`: seconds of a whole request. `salt` keeps prompts from sharing KV with those of other runs."""
+    def __init__(
+        self, url: str, timeout: float, salt: str, front: Front | None = None, settling: float = _SETTLED
+    ) -> None:
+        """`timeout`: seconds of a whole request. `salt` keeps prompts from sharing KV with those of other runs.
+        `front`: of the graph at `url`, where that is known. `settling`: seconds that a request's transfers may go on
+        after its answer, until its timeline is taken as it is."""
         self.url = url.rstrip("/")
-        self._timeout, self._salt, self._model = timeout, salt, ""
+        self._timeout, self._salt, self._model, self._front = timeout, salt, "", front
+        self._settling = settling
         # Loading certificates takes tens of milliseconds: once, not for every request.
         self._tls = httpx.create_ssl_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._tasks = asyncio.TaskGroup()
@@ -74,18 +90,19 @@ class Client:
     ) -> None:
         await self._tasks.__aexit__(kind, error, trace)
 
-    def body(self, prompt: Sequence[int], output: int) -> bytes:
-        """The request for `output` tokens behind `prompt`, ready to be sent."""
+    def body(self, prompt: Sequence[int], output: int, *, seed: int | None = None, salt: str = "") -> bytes:
+        """The request for `output` tokens behind `prompt`, ready to be sent: greedy, or where `seed` is given drawn
+        with it at temperature 1. `salt`: instead of the client's own."""
         return msgspec.json.encode(
             {
                 "model": self._model,
                 "prompt": prompt,
                 "max_tokens": output,
-                "temperature": 0,
+                **({"temperature": 0} if seed is None else {"temperature": 1, "seed": seed}),
                 "ignore_eos": True,
                 "stream": True,
                 "return_token_ids": True,
-                "cache_salt": self._salt,
+                "cache_salt": salt or self._salt,
             }
         )
 
@@ -113,6 +130,7 @@ class Client:
         async with http.stream("POST", "/v1/completions", content=body, headers=headers) as answer:
             outcome.request_id = answer.headers.get("x-pdd-request-id", "")
             if not answer.is_success:
+                outcome.refused = answer.status_code in _REFUSED
                 raise _Failed(f"{answer.status_code}: {_message(await answer.aread())}")
             rest = b""
             async for data in answer.aiter_bytes():
@@ -140,7 +158,9 @@ class Client:
     async def _fetch_timeline(self, stack: AsyncExitStack, http: httpx.AsyncClient, outcome: Outcome) -> None:
         """KV may go on to main after a short answer has ended, and its bytes count: look until it is there."""
         async with stack:
-            deadline, pause = now() + _SETTLED, _FIRST_LOOK
+            if self._front is not None:
+                http = await stack.enter_async_context(self._front.client(admin=True))
+            deadline, pause = now() + self._settling, _FIRST_LOOK
             with suppress(httpx.HTTPError, ValueError):
                 while True:
                     answer = await http.get(f"/pdd/requests/{outcome.request_id}")
@@ -153,13 +173,16 @@ class Client:
                     pause = min(2 * pause, _LAST_LOOK)
 
     def _http(self) -> httpx.AsyncClient:
+        if self._front is not None:
+            return self._front.client()
+        key = os.environ.get(API_KEY)
         # Never behind the environment's proxy: a graph is on this host or where the user says.
         return httpx.AsyncClient(
             base_url=self.url,
             verify=self._tls,
             timeout=httpx.Timeout(None, connect=_CONNECT),
             trust_env=False,
-            headers={"accept-encoding": "identity"},
+            headers={"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {}),
         )
 
 

@@ -33,6 +33,8 @@ class Outcome:
     tokens: list[int] = field(default_factory=list)
     ended: float = 0.0
     error: str | None = None
+    refused: bool = False
+    """The error was an answer that asks to come back later: nothing was begun."""
     request_id: str = ""
     timeline: dict[str, Any] | None = None
     """None: the server has none."""

@@ -81,11 +81,14 @@ def schedule(
     bag: list[Kind] = []
     left: dict[Kind, list[str]] = {kind: [] for kind in chosen}
     at = every * chance.uniform(0.5, 1.0)
-    while chosen and at + lasting <= span:
+    while chosen:
         bag = bag or _shuffled(chance, chosen)
         kind = bag.pop()
+        seconds = lasting if kind in _LASTING else 0.0
+        if at + seconds > span:
+            break
         left[kind] = left[kind] or _shuffled(chance, targets(graph, kind))
-        faults.append(Fault(kind, left[kind].pop(), at, lasting if kind in _LASTING else 0.0))
+        faults.append(Fault(kind, left[kind].pop(), at, seconds))
         at += every * chance.uniform(0.75, 1.25)
     return tuple(faults)
 
