@@ -22,7 +22,7 @@ LOOK = 0.02
 SOONEST = 1.0
 """Seconds after which who is refused may try again, at least."""
 
-Plan = Callable[[SessionRequest, RequestFacts, ClusterView], Route]
+Plan = Callable[[SessionRequest, ClusterView], Route]
 
 
 class Admitted:
@@ -161,15 +161,8 @@ class Admission:
         self._stepped(left)
 
     def _find(self, request: SessionRequest) -> Admitted | str:
-        facts = RequestFacts(
-            prompt_tokens=len(request.tokens),
-            max_tokens=request.max_tokens,
-            needs=request.sampling.needs,
-            single=request.single,
-            seed=request.lot,
-        )
-        view = self._view(request.tokens, request.salt)
-        found = self.room.find(facts, view, lambda seen: self._plan(request, facts, seen))
+        facts, view = request.facts, self._view(request.tokens, request.salt)
+        found = self.room.find(facts, view, lambda seen: self._plan(request, seen))
         if isinstance(found, str):
             return found
         self.finishing.begun(found.route)

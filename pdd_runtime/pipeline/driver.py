@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import msgspec
+from prometheus_client.registry import Collector
 
-from pdd_runtime.errors import Cancelled, NoRoute, RequestError
+from pdd_runtime.errors import Cancelled, NoRoute
 from pdd_runtime.graph import Graph
 from pdd_runtime.observe import Timeline, Timelines
 from pdd_runtime.pipeline import deadlines
+from pdd_runtime.pipeline.admission import Admission, Admitted
+from pdd_runtime.pipeline.admission_metrics import AdmissionCollector
 from pdd_runtime.pipeline.direct import alone, direct
 from pdd_runtime.pipeline.edges import Edges
+from pdd_runtime.pipeline.finishing import finish_on_relay
 from pdd_runtime.pipeline.links import Links
 from pdd_runtime.pipeline.output import Output
 from pdd_runtime.pipeline.part import Part
@@ -29,7 +33,7 @@ from pdd_runtime.plugins.engine import EngineInfo, Load, Sampling, Token, Tokeni
 from pdd_runtime.plugins.handoff import HandoffStrategy
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty
-from pdd_runtime.plugins.routing import LinkView, Route
+from pdd_runtime.plugins.routing import ClusterView, LinkView, Route
 from pdd_runtime.rpc import Greeting, Tls
 
 log = logging.getLogger(__name__)
@@ -65,7 +69,8 @@ class Driver:
             self._edges.require_relay_kv(self._strategy.name)
         self._graph, self._timelines = graph, timelines
         self._peers = Peers(discovery, greeting, lines, tls)
-        self._planner = Planner(policy, self._peers, self._edges, self._links)
+        self._planner = Planner(policy, self._peers, self._edges, self._links, lambda: self._admission.finishing.view)
+        self._admission = Admission(graph, self._planner.view, self._route, self._planner.stock)
         self._missing = set(spec.pools)
         """Pools of which no worker has been there yet."""
         self._sessions: dict[Session, asyncio.Task[None]] = {}
@@ -78,6 +83,7 @@ class Driver:
 
     async def close(self) -> None:
         """End all sessions, and all connections. Idempotent."""
+        self._admission.close()
         tasks = list(self._sessions.values())
         for session, task in self._sessions.items():
             error = Cancelled("the frontend is closing", where=f"request {session.id}", fix="send the request again")
@@ -124,6 +130,11 @@ class Driver:
         """The graph's links in both directions, as those who send over them have found them."""
         return self._links.views(self._peers.telemetry())
 
+    @property
+    def collectors(self) -> Iterable[Collector]:
+        """What admission shows in `/metrics`."""
+        return (AdmissionCollector(self._admission),)
+
     async def info(self) -> EngineInfo:
         """What the workers serve; waits for one. Raises `DeadlineExceeded`."""
         peer = await self._any_worker()
@@ -139,8 +150,8 @@ class Driver:
         """Tokens in order, each once, then `Finish`. Closing it before that cancels the request everywhere.
 
         Raises `NoRoute` where no worker is there to take it, `RequestError` where those that are cannot do what it
-        asks for. Where workers fail it, others go on; when none can, it raises the last failure: `WorkerLost`,
-        `CapacityError`, `EngineError`, `DeadlineExceeded`.
+        asks for, `Overloaded` where they have no room for it in time. Where workers fail it, others go on; when none
+        can, it raises the last failure: `WorkerLost`, `CapacityError`, `EngineError`, `DeadlineExceeded`.
         """
         async with self._running(request) as output:
             while True:
@@ -158,7 +169,7 @@ class Driver:
     @asynccontextmanager
     async def _running(self, request: SessionRequest) -> AsyncGenerator[Output, None]:
         timeline = self._timelines.begin(request.id, self._graph.name, len(request.tokens))
-        session, task = self._begin(request, timeline)
+        session, task = self._begin(request, timeline, await self._admission.admit(request, timeline))
         try:
             yield session.output
         finally:
@@ -173,11 +184,14 @@ class Driver:
             if session.id == id:
                 session.stop()
 
-    def _begin(self, request: SessionRequest, timeline: Timeline) -> tuple[Session, asyncio.Task[None]]:
+    def _begin(
+        self, request: SessionRequest, timeline: Timeline, admitted: Admitted
+    ) -> tuple[Session, asyncio.Task[None]]:
+        route = admitted.route
         try:
-            route = self._route_beside(request.beside) or self._planner.route(request)
             workers = self._planner.workers(route)
-        except (NoRoute, RequestError) as error:
+        except NoRoute as error:
+            admitted.over()
             timeline.failed(error)
             raise
         timeline.routed(route.kind, route.reason)
@@ -187,26 +201,32 @@ class Driver:
         session = Session(request, route, workers, self._planner, self._edges, timeline, recovery)
         task = asyncio.create_task(session.run(self._flow), name=request.id)
         self._sessions[session] = task
+        admitted.begins(timeline)
 
         def ended(_: asyncio.Task[None]) -> None:
             # Here and not in the task: one that is cancelled before its first step runs no code of its own.
             session.leave()
             del self._sessions[session]
+            admitted.over(len(session.log), whole=session.finish is not None)
 
         task.add_done_callback(ended)
         return session, task
 
-    def _route_beside(self, id: str) -> Route | None:
-        """The route of request `id`, where it is in flight and could be taken now."""
-        route = next((session.route for session in self._sessions if session.id == id), None)
-        if route is None or not self._planner.ready((route.prefill, route.relay, route.main)):
-            return None
-        return msgspec.structs.replace(route, reason=f"beside {id}, which has the same prompt: {route.reason}")
+    def _route(self, request: SessionRequest, view: ClusterView) -> Route:
+        """That of the request which it is beside, where that one is in flight and its workers are in the view."""
+        beside = request.beside
+        route = next((session.route for session in self._sessions if session.id == beside), None) if beside else None
+        there = {None, *(worker.key for worker in view.workers)}
+        if route is None or not there.issuperset((route.prefill, route.relay, route.main)):
+            return self._planner.within(request, view)
+        return msgspec.structs.replace(route, reason=f"beside {beside}, which has the same prompt: {route.reason}")
 
     async def _flow(self, part: Part) -> None:
         """By the workers that a session has, whether a route or a loss has left them to it."""
-        crew = part.session.crew
-        if "relay" in crew:
+        crew, route = part.session.crew, part.session.route
+        if route is not None and route.kind == "P-RLD":
+            await finish_on_relay(part)
+        elif "relay" in crew:
             await Relayed(part, self._strategy).run()
         elif "prefill" in crew:
             await direct(part)

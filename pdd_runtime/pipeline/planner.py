@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
 from pdd_runtime.errors import NoRoute, RequestError
+from pdd_runtime.pipeline.admission_room import Stock, stock
 from pdd_runtime.pipeline.capable import lacking, plan_capable
 from pdd_runtime.pipeline.edges import Edges
 from pdd_runtime.pipeline.links import Links
 from pdd_runtime.pipeline.peers import Peer, Peers, cached_tokens
 from pdd_runtime.pipeline.request import SessionRequest
 from pdd_runtime.pipeline.token_log import Source
-from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Role, Route, RoutingPolicy, WorkerKey
+from pdd_runtime.plugins.routing import ClusterView, Finishing, RequestFacts, Role, Route, RoutingPolicy, WorkerKey
 
 Workers = dict[Source, Peer]
 
@@ -28,28 +29,42 @@ GO_ON: dict[Source, tuple[Role, ...]] = {
 class Planner:
     """Plans over the workers that are there now."""
 
-    def __init__(self, policy: RoutingPolicy, peers: Peers, edges: Edges, links: Links) -> None:
+    def __init__(
+        self, policy: RoutingPolicy, peers: Peers, edges: Edges, links: Links, finishing: Callable[[], Finishing]
+    ) -> None:
+        """`finishing`: what bounds requests that end on a relay."""
         self._policy, self._peers, self._edges, self._links = policy, peers, edges, links
+        self._finishing = finishing
         self._joined = {(edge.source, edge.target) for edge in edges.views}
 
     def route(self, request: SessionRequest) -> Route:
         """The policy's. Raises `NoRoute`, and `RequestError` where those that are there cannot do what is asked for."""
-        facts = RequestFacts(
-            prompt_tokens=len(request.tokens),
-            max_tokens=request.max_tokens,
-            needs=request.sampling.needs,
-            seed=request.lot,
-        )
-        return plan_capable(self._policy, facts, self._view(request.tokens, request.salt))
+        return self.within(request, self.view(request.tokens, request.salt))
+
+    def within(self, request: SessionRequest, view: ClusterView) -> Route:
+        """The same, over the workers in the view."""
+        return plan_capable(self._policy, request.facts, view)
 
     def workers(self, route: Route) -> Workers:
         """Raises `NoRoute`: one is not there any more."""
-        keys: dict[Source, WorkerKey | None] = {"prefill": route.prefill, "relay": route.relay, "main": route.main}
+        main = None if route.kind == "P-RLD" else route.main
+        keys: dict[Source, WorkerKey | None] = {"prefill": route.prefill, "relay": route.relay, "main": main}
         return {role: self._peers.get(key) for role, key in keys.items() if key is not None}
 
-    def ready(self, workers: Iterable[WorkerKey | None]) -> bool:
-        """All of them take new sessions."""
-        return {None, *(peer.key for peer in self._peers.ready)}.issuperset(workers)
+    def view(self, tokens: Sequence[int], salt: str) -> ClusterView:
+        """What there is, and how much of `tokens` is cached where."""
+        return ClusterView(
+            workers=self._peers.views(tokens, salt),
+            edges=self._edges.views,
+            links=self._links.views(self._peers.telemetry()),
+            finishing=self._finishing(),
+        )
+
+    def stock(self, key: WorkerKey) -> Stock:
+        """What a worker has for KV. Raises `NoRoute`: it is not there any more."""
+        peer = self._peers.get(key)
+        info = peer.member.info
+        return stock(peer.load, info.capacity_blocks, info.layout.block_size) if info else Stock(0, 0)
 
     # For who has lost a worker.
 
@@ -65,7 +80,7 @@ class Planner:
             needs=needs(request, output),
             seed=request.lot,
         )
-        view = self._view(tokens, request.salt)
+        view = self.view(tokens, request.salt)
         others = tuple(worker for worker in view.workers if worker.key not in failed)
         refusal: NoRoute | RequestError | None = None
         for workers in (others, view.workers) if len(others) < len(view.workers) else (others,):
@@ -148,10 +163,6 @@ class Planner:
         cached = cached_tokens(peers, tokens, request.salt)
         # In whole batches and whole prompts: a full hit is worth waiting behind one batch.
         return min(peers, key=lambda peer: (peer.busy - cached.get(peer.key, 0) / len(tokens), peer.key))
-
-    def _view(self, tokens: Sequence[int], salt: str) -> ClusterView:
-        links = self._links.views(self._peers.telemetry())
-        return ClusterView(workers=self._peers.views(tokens, salt), edges=self._edges.views, links=links)
 
 
 def needs(request: SessionRequest, output: Sequence[int]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import msgspec
 import xxhash
 
 from pdd_runtime.plugins.engine import Sampling
+from pdd_runtime.plugins.routing import RequestFacts
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,17 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
     def lot(self) -> int:
         """What it draws by among workers that are as good as each other: `RequestFacts.seed`."""
         return xxhash.xxh32_intdigest(self.id.encode())
+
+    @property
+    def facts(self) -> RequestFacts:
+        """What policies are told of it."""
+        return RequestFacts(
+            prompt_tokens=len(self.tokens),
+            max_tokens=self.max_tokens,
+            needs=self.sampling.needs,
+            single=self.single,
+            seed=self.lot,
+        )
 
 
 class Finish(msgspec.Struct, frozen=True):

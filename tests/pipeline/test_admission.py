@@ -21,7 +21,7 @@ from pdd_runtime.pipeline.links import Links
 from pdd_runtime.pipeline.request import SessionRequest
 from pdd_runtime.pipeline.routing_policies import AlwaysRelay
 from pdd_runtime.plugins.engine import Sampling
-from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Role, Route, WorkerKey, WorkerView
+from pdd_runtime.plugins.routing import ClusterView, Role, Route, WorkerKey, WorkerView
 from tests.pipeline.conftest import GRAPH
 from tests.waiting import until
 
@@ -65,8 +65,8 @@ class World:
             finishing=self.admission.finishing.view,
         )
 
-    def plan(self, request: SessionRequest, facts: RequestFacts, view: ClusterView) -> Route:
-        return plan_capable(AlwaysRelay(AlwaysRelay.Config()), facts, view)
+    def plan(self, request: SessionRequest, view: ClusterView) -> Route:
+        return plan_capable(AlwaysRelay(AlwaysRelay.Config()), request.facts, view)
 
     def stock(self, key: WorkerKey) -> Stock:
         return self.stocks.get(key.pool, Stock(0, 0))
