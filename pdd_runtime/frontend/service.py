@@ -78,7 +78,7 @@ class Service:
         """`deadline`: seconds that a request may take."""
         self.driver, self.timelines, self.deadline = driver, timelines, deadline
         self.turn = Turn()
-        self.metrics = Metrics(lambda: driver.sessions, driver.links)
+        self.metrics = Metrics(lambda: driver.sessions, driver.links, driver.collectors)
         self._ended: deque[Ended] = deque(maxlen=timelines.limit)
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
@@ -160,9 +160,8 @@ class Service:
         not read."""
         self._leaving = True
         await asyncio.sleep(min(linger, patience))
-        idle = await self._idle_within(patience - linger)
         self._stopping = True
-        if idle:
+        if await self._idle_within(patience - linger):
             return
         for answer in self._running:
             answer.fail(Cancelled("the frontend stops", why=f"the answer was not complete within {patience:g} s"))

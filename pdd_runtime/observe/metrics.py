@@ -27,10 +27,17 @@ class Metrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, sessions: Callable[[], float], links: Callable[[], Iterable[LinkView]] = tuple) -> None:
-        """Asked at each scrape: `sessions`, how many are in flight, and `links`, what is known of the links."""
+    def __init__(
+        self,
+        sessions: Callable[[], float],
+        links: Callable[[], Iterable[LinkView]] = tuple,
+        collectors: Iterable[Collector] = (),
+    ) -> None:
+        """Asked at each scrape: `sessions`, how many are in flight, `links`, what is known of the links, and
+        `collectors`, who have series of their own."""
         self.registry = registry = CollectorRegistry()
-        registry.register(_Links(links))
+        for collector in (_Links(links), *collectors):
+            registry.register(collector)
         self._requests = Counter(
             "pdd_requests", "Requests that ended, by HTTP status (499: the client left) and route", ("status", "route"),
             registry=registry,

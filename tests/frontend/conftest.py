@@ -13,9 +13,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from pdd_runtime.errors import RequestError
 from pdd_runtime.frontend.app import create_app
+from pdd_runtime.frontend.doors import Access
 from pdd_runtime.frontend.language import Language
-from pdd_runtime.frontend.server import create_server, listen, url
+from pdd_runtime.frontend.server import MOST, create_server, listen, url
 from pdd_runtime.frontend.service import Service
+from pdd_runtime.graph.models import FrontendTls
 from pdd_runtime.kv import KvLayout
 from pdd_runtime.observe import Timelines
 from pdd_runtime.pipeline import Driver, Finish, SessionRequest
@@ -111,6 +113,8 @@ class GivenDriver:
     def links(self) -> tuple[object, ...]:
         return ()
 
+    collectors = ()
+
     def stop(self, id: str) -> None:
         self.stops[id].set()
 
@@ -176,11 +180,20 @@ async def given() -> AsyncIterator[Callable[..., Awaitable[Given]]]:
     """Call it with a script (see GivenDriver): a real server on a real socket."""
     async with AsyncExitStack() as stack:
 
-        async def start(*script: object, able: bool = True, template: str | None = None, context: int = 256) -> Given:
+        async def start(
+            *script: object,
+            able: bool = True,
+            template: str | None = None,
+            context: int = 256,
+            access: Access | None = None,
+            deadline: float | None = None,
+            most: int = MOST,
+            tls: FrontendTls | None = None,
+        ) -> Given:
             driver = GivenDriver(*script, able=able, template=template, context=context)
-            service = Service(cast(Driver, driver), Timelines())
+            service = Service(cast(Driver, driver), Timelines(), deadline)
             sock = stack.enter_context(listen("127.0.0.1", 0))
-            server = create_server(create_app(service))
+            server = create_server(create_app(service, access=access), most, tls)
             serving = asyncio.create_task(server.serve(sockets=[sock]))
 
             async def stop() -> None:
@@ -188,7 +201,8 @@ async def given() -> AsyncIterator[Callable[..., Awaitable[Given]]]:
                 await serving
 
             stack.push_async_callback(stop)
-            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url(sock), timeout=PATIENCE))
-            return Given(driver, service, url(sock), client)
+            at = url(sock, tls=tls is not None)
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=at, timeout=PATIENCE))
+            return Given(driver, service, at, client)
 
         yield start
