@@ -59,7 +59,7 @@ async def bring(part: Part, source: Source, target: Source, tokens: tuple[int, .
             failed, giver = giver, None if full else other()
             then = f"{giver} has it as well" if giver else "it will be recomputed"
             session.timeline.event(taker, f"KV from {failed.key.pool} failed: {error}; {then}")
-            if isinstance(error, WorkerLost):
+            if isinstance(error, WorkerLost) and session.log:
                 session.replaced(error, giver or taker)
     return Nothing(), 0
 

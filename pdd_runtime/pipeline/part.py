@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -46,17 +46,27 @@ class Part:
 
     # Its life
 
-    async def run(self, flow: Awaitable[None]) -> None:
+    async def run(self, flow: Coroutine[Any, Any, None]) -> None:
         """Go through `flow`. Raises the one error that explains the others."""
+        # A task of its own: a task group that is cancelled and has an error raises that, and the cancellation is lost.
+        work = asyncio.create_task(self._run(flow))
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            work.cancel()
+            await asyncio.wait({work})
+            if not work.cancelled():
+                work.exception()
+            raise
+        work.result()
+
+    async def _run(self, flow: Coroutine[Any, Any, None]) -> None:
         try:
             async with self._tasks:
                 await flow
                 for task in self._beside:
                     task.cancel()
         except BaseExceptionGroup as group:
-            this = asyncio.current_task()
-            if this is not None and this.cancelling():
-                raise asyncio.CancelledError from group
             raise _cause(group) from None
         finally:
             for leg in reversed(self._legs):  # who reads goes before who gives

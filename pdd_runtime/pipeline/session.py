@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Literal
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Literal
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import DeadlineExceeded, NoRoute, PddError, RequestError, WorkerLost
@@ -27,7 +27,7 @@ from pdd_runtime.plugins.routing import Route, WorkerKey
 
 log = logging.getLogger(__name__)
 
-Flow = Callable[[Part], Awaitable[None]]
+Flow = Callable[[Part], Coroutine[Any, Any, None]]
 """What is done with a session that has certain workers, from where its log ends. Where it ends before the answer does,
 they cannot go on by themselves."""
 
@@ -182,7 +182,8 @@ class Session:
             return False
         if role not in self.crew and (peer := self.spare(role)) is not None:
             self.crew.take(role, peer)
-            await self._goes_on(peer)
+            self.taken_over(peer)
+            await self._pause((peer.key,))
         return True
 
     async def _again(self) -> None:
@@ -201,15 +202,20 @@ class Session:
 
         self.crew.replace({})
         await self._patiently(planned, lambda: f"nobody came who can go on: {why}")
-        await self._goes_on(self.crew)
+        self.taken_over(self.crew)
+        await self._pause(self.crew.keys)
 
-    async def _goes_on(self, to: Crew | Peer) -> None:
-        """Somebody takes over from those that were lost: after a pause where they have failed before."""
+    def taken_over(self, to: Crew | Peer) -> None:
+        """By somebody who does what those did that were lost."""
+        if self._open:
+            self.timeline.event("", f"goes on: {to}")
         for record in self._open:
             record.to = str(to)
         self._open.clear()
-        self.timeline.event("", f"goes on: {to}")
-        if not self._failed.isdisjoint(to.keys if isinstance(to, Crew) else (to.key,)):
+
+    async def _pause(self, peers: Iterable[WorkerKey]) -> None:
+        """Before asking workers that have failed the session before."""
+        if not self._failed.isdisjoint(peers):
             await asyncio.sleep(min(deadlines.LAST_PAUSE, deadlines.FIRST_PAUSE * 2**self._losses))
 
     async def _patiently(self, condition: Callable[[], bool], otherwise: Callable[[], str]) -> None:

@@ -129,6 +129,7 @@ class Takeover:
             self._record.gap = session.last_token_at - last_of_relay
             session.timeline.event(leg.peer, f"commit: gap {self._record.gap:.3f} s")
             self._relayed.committed = True
+            session.taken_over(leg.peer)
             self._relayed.free_relay()
 
         await part.answer(leg, commit)

@@ -140,7 +140,9 @@ class Fleet:
     async def _driver(self, key: tuple[str, ...], graph: Graph, wait: bool) -> Driver:
         if key not in self._drivers:
             discovery = LocalDiscovery(LocalDiscovery.Config(), self.address, SECRET)
-            greeting = Greeting(graph=graph.name, secret=SECRET, cluster="dc-a", name="frontend/0")
+            greeting = Greeting(
+                graph=graph.name, secret=SECRET, cluster="dc-a", name="frontend/0", epoch=new_id("epoch")
+            )
             driver = Driver(graph, load_plugins(), discovery, greeting, Lines(graph, "dc-a"), self.timelines)
             await driver.start()
             self._drivers[key] = driver, discovery
@@ -190,8 +192,9 @@ class Fleet:
         """What every worker says of itself."""
         found = []
         greeting = Greeting(graph=self.graph.name, secret=SECRET, cluster="dc-a", name="test")
+        alive = {process.pid for process in self.processes.values()}
         for member in self._registry.members():
-            if (member.key.pool, member.key.index) in self.processes:
+            if member.pid in alive:
                 connection = await connect(member.endpoint, greeting)
                 found.append(await connection.call("engine.load", Empty(), Load, timeout=PATIENCE))
                 await connection.close()
