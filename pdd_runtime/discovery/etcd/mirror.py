@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 
 from pdd_runtime.discovery.etcd.client import Entry
+from pdd_runtime.discovery.etcd.forged import GRAPH_LIMIT, MEMBER_LIMIT, decoded, fault
 from pdd_runtime.discovery.mark import differences
 from pdd_runtime.errors import GraphError
 from pdd_runtime.plugins.discovery import GraphMark, Member
 from pdd_runtime.plugins.routing import WorkerKey
+from pdd_runtime.rpc import SparseLog
 
-log = logging.getLogger(__name__)
+refusals = SparseLog(logging.getLogger(__name__))
 
 Slot = tuple[str, int]
 """(pool, index): of all epochs only the newest may stand there."""
@@ -124,6 +126,10 @@ class Mirror:
 
     def _take_member(self, slot: Slot, value: bytes | None) -> None:
         record = None if value is None else read(value, slot)
+        ours = record is not None and record.graph == self._graph.digest
+        if record is not None and ours and (why := fault(record.member, record.born, self._graph)):
+            refusals.warning("what etcd has as member %s/%d is forged: %s", *slot, why)
+            record = None
         if record is None:
             self._records.pop(slot, None)
         else:
@@ -136,20 +142,20 @@ class Mirror:
             self.graphs.pop(digest, None)
             return
         try:
-            self.graphs[digest] = msgspec.json.decode(entry.value, type=dict[str, Any])
-        except (msgspec.MsgspecError, ValueError) as error:
-            log.warning("what etcd has as a graph is none: %s: %s", entry.key, error)
+            self.graphs[digest] = decoded(entry.value, dict[str, Any], GRAPH_LIMIT)
+        except ValueError as error:
+            refusals.warning("what etcd has as a graph is none: %.200s: %s", entry.key, error)
 
 
 def read(value: bytes, slot: Slot) -> Record | None:
     """The member in a value; None, and a line in the log, where it is none, or that of another slot."""
     try:
-        record = msgspec.json.decode(value, type=Record)
-    except (msgspec.MsgspecError, ValueError) as error:
-        log.warning("what etcd has as member %s/%d is none: %s", *slot, error)
+        record = decoded(value, Record, MEMBER_LIMIT)
+    except ValueError as error:
+        refusals.warning("what etcd has as member %s/%d is none: %s", *slot, error)
         return None
     if slot_of(record.member.key) != slot:
-        log.warning("what etcd has as member %s/%d is %s", *slot, record.member.key)
+        refusals.warning("what etcd has as member %s/%d is %s", *slot, record.member.key)
         return None
     return record
 
