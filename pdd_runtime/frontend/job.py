@@ -67,6 +67,7 @@ def sessions_of(
             seeded=asked.seed is not None,
             salt=asked.cache_salt or "",
             priority=asked.priority or 0,
+            single=bool(asked.single),
             beside=ids[0] if i else "",
         )
         for i, id in enumerate(ids)

@@ -74,6 +74,8 @@ class Body(BaseModel):
     """Requests of different salts share no cached KV."""
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     """Lower ones are admitted earlier. 0, where the API key says nothing else."""
+    single: bool | None = None
+    """Nothing will build on this: where the graph lets such requests, they end on the relay."""
     timeout: float | None = Field(None, gt=0)
     """Seconds from its arrival after which the request is cancelled, where the graph does not do so before."""
     user: str | None = None

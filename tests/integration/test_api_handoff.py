@@ -202,6 +202,7 @@ ASKED: dict[str, Any] = {
     "stream": True,
     "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
     "return_token_ids": True,
+    "single": True,
     "cache_salt": "mine",
     "user": "me",
     "strict": True,
