@@ -134,6 +134,12 @@ def _noun(value: object) -> str:
     return {list: "a list", dict: "a mapping", str: "text", bool: "true or false"}.get(type(value), "a number")
 
 
+def _bounded(value: int) -> int:
+    if value.bit_length() > 64:
+        raise ValueError(f"it has {value.bit_length()} bits, and 64 are allowed")
+    return value
+
+
 class _Reader:
     """Nodes to data, with the limits held and every place noted."""
 
@@ -222,7 +228,7 @@ class _Reader:
                 return self._scalars.construct_yaml_bool(node)
             # 1:30 is a number of base 60 to YAML 1.1, and to nobody else.
             if kind == "int" and ":" not in text:
-                return self._scalars.construct_yaml_int(node)
+                return _bounded(self._scalars.construct_yaml_int(node))
             if kind == "float" and ":" not in text:
                 return self._scalars.construct_yaml_float(node)
         except (ValueError, KeyError, OverflowError) as error:
