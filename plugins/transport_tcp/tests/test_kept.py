@@ -131,6 +131,26 @@ async def test_a_sender_of_a_new_epoch_gets_new_connections_and_the_old_ones_go(
         await eventually(lambda: sum(name.startswith("pdd-tcp-peer") for name in threads()) == 2)
 
 
+async def test_senders_that_come_and_go_leave_nothing_behind(party: Party) -> None:
+    """Each at a port of its own, half of them gone without a word before the next one is asked."""
+    wanted, receiver = sequence(1), party("dc-b", peers=4)
+    before = sockets()
+    for number in range(60):
+        source = StoreSource()
+        source.make(wanted)
+        sender = party("dc-a")
+        async with TcpProxy(await sender.serve(source, "127.0.0.1")) as proxy:
+            sink = StoreSink(wanted)
+            await receiver.fetch(proxy.endpoint, subscription(wanted, request_id=f"req-{number}"), sink)
+            assert sink.whole
+            if number % 2:
+                await sender.close()
+        await sender.close()
+        await eventually(lambda: sockets() - before <= 2 * 4 + 4 and len(threads()) <= 2 * 4 + 4)
+    await receiver.close()
+    await eventually(lambda: sockets() <= before)
+
+
 async def test_the_sender_idle_for_longest_makes_room_for_another(party: Party) -> None:
     wanted = sequence(2)
     receiver = party("dc-b", peers=2)
