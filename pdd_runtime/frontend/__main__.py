@@ -190,6 +190,8 @@ async def _serve(
             patience = PATIENCE if lifetime.patience is None else lifetime.patience
             leaving = asyncio.create_task(_tell_draining(discovery, member), name="telling discovery")
             await service.stop(patience, LINGER if servers.connections else 0.0)
+            # At once: what came now would be refused.
+            servers.hang_up()
             leaving.cancel()
             await asyncio.wait([leaving])
         await discovery.unregister(member.key)

@@ -11,8 +11,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from pdd_runtime.rpc import SparseLog
 
 log = logging.getLogger(__name__)
+_faults = logging.getLogger(f"{__name__}.faults")
+_faults.setLevel(logging.INFO)
+# uvicorn warns of what clients do wrong, as often as they like; it is told here, less often.
+_faults.addFilter(lambda record: record.levelno != logging.WARNING)
 
-KEEP_ALIVE = 30
+KEEP_ALIVE = 30.0
 """Seconds without a request, also before the first."""
 HEAD_TIME = 10.0
 """Seconds from the first byte of a request to the end of its header."""
@@ -44,6 +48,7 @@ class Protocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, connections: Connections, **others: Any) -> None:
         super().__init__(*args, **others)
+        self.logger, self.timeout_keep_alive = _faults, KEEP_ALIVE  # type: ignore[assignment]
         self._of = connections
         self._coming: Literal["", "head", "body"] = ""
         """The part of a request that is on its way."""
@@ -74,7 +79,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:
-        self._close(f"nothing came for {self.timeout_keep_alive} s")
+        self._close(f"nothing came for {self.timeout_keep_alive:g} s")
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -87,6 +92,11 @@ class Protocol(HttpToolsProtocol):
         """No request is under way."""
         self._of.idle[self] = None
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def last(self) -> None:
+        """What is being answered is the last; where nothing is, what still comes will be."""
+        if self._busy:
+            self.cycle.keep_alive = False
 
     # What comes
 
@@ -182,6 +192,9 @@ class Protocol(HttpToolsProtocol):
     def abort(self) -> None:
         """End the connection, whatever is still to be written."""
         self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "it speaks no HTTP/1.1")
 
     def _refuse(self, status: int, why: str) -> None:
         """Close it with an answer, where this request has none."""

@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pdd_runtime.errors import GraphError, LaunchError
-from pdd_runtime.frontend.protocol import KEEP_ALIVE, Connections, Protocol
+from pdd_runtime.frontend.protocol import Connections, Protocol
 from pdd_runtime.graph.models import FrontendTls
 from pdd_runtime.rpc import within_files
 
@@ -87,6 +87,14 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         self._connections.last = True
+        for connection in self.server_state.connections:
+            if isinstance(connection, Protocol):
+                connection.last()
+
+    def hang_up(self) -> None:
+        """Close the connections on which nothing is answered."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
 
     def stop(self) -> None:
         """Have `serve` return."""
@@ -128,7 +136,6 @@ def create_server(app: ASGIApp, most: int = MOST, tls: FrontendTls | None = None
             server_header=False,
             proxy_headers=False,
             ws="none",
-            timeout_keep_alive=KEEP_ALIVE,
             # Answers have ended before the server is told to stop; this is for clients that do not hang up.
             timeout_graceful_shutdown=1,
         ),

@@ -69,6 +69,11 @@ class Servers:
         for server, _ in self._servers:
             await server.leave()
 
+    def hang_up(self) -> None:
+        """Close the connections on which nothing is answered."""
+        for server, _ in self._servers:
+            server.hang_up()
+
     def stop(self) -> None:
         for server, _ in self._servers:
             server.stop()
