@@ -152,7 +152,7 @@ class Child:
             state=state,
             endpoint=member.endpoint if member else None,
             restarts=self.restarts,
-            note=self.reason if state == "backoff" else self.log.trouble or next(reversed(self.log.tail), ""),
+            note=self.reason if state == "backoff" else next(reversed(self.log.tail), ""),
             seconds=now() - self._since,
         )
 

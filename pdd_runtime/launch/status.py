@@ -49,7 +49,7 @@ class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
     why_not_ready: str
     stopping: bool
     trouble: str = ""
-    """Why processes of other clusters cannot be found at this moment."""
+    """Why processes of other clusters cannot be found at this moment, or logs cannot be written."""
     changing: str = ""
     """The step of a change that is being made; empty: none is."""
     processes: tuple[ProcessStatus, ...]

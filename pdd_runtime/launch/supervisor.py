@@ -107,10 +107,13 @@ class Supervisor:
             ready=not self._why_not_ready,
             why_not_ready=self._why_not_ready,
             stopping=self._stop.is_set(),
-            trouble="; ".join(filter(None, (self._trouble, self._changes.failed))),
+            trouble="; ".join(filter(None, (self._trouble, self._changes.failed, *self._lost_logs()))),
             changing=self._changes.doing,
             processes=tuple(child.status(self._member(child)) for child in children),
         )
+
+    def _lost_logs(self) -> list[str]:
+        return [f"{child.spec}: {child.log.trouble}" for child in self.crew.children if child.log.trouble]
 
     async def watch(self) -> AsyncGenerator[GraphStatus, None]:
         """The status now, and again after each change. Endless."""
