@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
-from typing import Any
+from contextlib import AsyncExitStack, aclosing, suppress
+from typing import Any, ClassVar
 
 import pytest
 
 from pdd_runtime.errors import CapacityError, PddError
-from pdd_runtime.plugins.engine import Extended, Stopped
+from pdd_runtime.plugins.engine import BlocksReady, Extended, Stopped, Tokens
 from pdd_runtime.testing.engine_fixtures import EngineFixtures
 from pdd_runtime.testing.engine_harness import PATIENCE, EngineHarness
 
@@ -19,6 +21,9 @@ from pdd_runtime.testing.engine_harness import PATIENCE, EngineHarness
 @pytest.mark.asyncio
 class EngineFaults(EngineFixtures):
     """A part of `EngineConformance`."""
+
+    aborts: ClassVar[int] = 40
+    """How many requests are given up in one test; a server needs a moment for each."""
 
     # Cancel
 
@@ -54,18 +59,58 @@ class EngineFaults(EngineFixtures):
         await self._end(harness, reader, way, "held")
         await harness.idle()
 
-    async def test_cancels_at_random_moments_free_all(self, harness: EngineHarness) -> None:
-        dice = random.Random(5)
-        size = harness.info.layout.block_size
+    async def test_a_cancel_frees_places_and_blocks_though_nobody_reads_on(self, harness: EngineHarness) -> None:
+        names = [f"gone-{which}" for which in range(min(harness.info.batch_limit, 8))]
+        streams = [
+            harness.decoding(self.prompt(10, which), 60, hold=True, request_id=name) for which, name in enumerate(names)
+        ]
+        async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
+            for stream in streams:
+                await stack.enter_async_context(aclosing(stream))
+            await asyncio.gather(*map(anext, streams))
+            for name in names:
+                await harness.engine.cancel(name)
+            assert len(await harness.generate(self.prompt(20), 3)) == 3
+            await harness.idle()
+        assert (await harness.engine.load()).sessions == 0
 
-        async def one(which: int) -> None:
-            tokens = self.prompt(dice.randrange(1, 6 * size), which % 5)
-            stream = dice.choice([harness.prefilling(tokens), harness.decoding(tokens, 40, hold=dice.random() < 0.5)])
-            await self._abandon(harness, stream, dice.randrange(6), "close")
-
-        for start in range(0, 40, 4):
-            await asyncio.gather(*(one(which) for which in range(start, start + 4)))
+    async def test_aborts_at_random_moments_leave_nothing_behind(self, harness: EngineHarness) -> None:
+        """In every state and every way, some sealed and some held; then all is counted."""
+        assert len(await harness.generate(self.prompt(20), 2)) == 2
         await harness.idle()
+        before = self._counts()
+        dice, numbers, read = random.Random(11), iter(range(self.aborts)), Counter[type]()
+
+        async def leave_one_after_another() -> None:
+            for which in numbers:
+                name, tokens = f"gone-{which}", self.prompt(dice.randrange(1, 160), which % 7)
+                if dice.random() < 0.3:
+                    stream: Any = harness.prefilling(tokens, request_id=name)
+                else:
+                    stream = harness.decoding(tokens, dice.randrange(12), hold=dice.random() < 0.4, request_id=name)
+                enough = asyncio.Event()
+                reader = asyncio.create_task(self.read(stream, dice.randrange(5), enough, read))
+                told = asyncio.create_task(enough.wait())
+                await asyncio.wait({reader, told}, return_when=asyncio.FIRST_COMPLETED)
+                told.cancel()
+                if dice.random() < 0.2:
+                    await harness.engine.seal(name, len(tokens) + dice.randrange(3))
+                if dice.random() < 0.5:
+                    await harness.engine.cancel(name)
+                if dice.random() < 0.7:
+                    reader.cancel()
+                await harness.engine.cancel(name)
+                await asyncio.wait({reader}, timeout=PATIENCE)
+                assert reader.done(), "a stream that was left does not end"
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(max(4, self.aborts // 40)):
+                group.create_task(leave_one_after_another())
+        await harness.idle()
+        assert (await harness.engine.load()).sessions == 0
+        assert {BlocksReady, Extended, Tokens, Stopped} <= set(read)
+        await harness.until(lambda: self._counts() == before, "tasks or threads are left")
+        assert len(await harness.generate(self.prompt(20), 2)) == 2
 
     @pytest.mark.parametrize("way", ["close", "cancel"])
     @pytest.mark.parametrize("waits_for", ["blocks", "a place"])
@@ -213,3 +258,23 @@ class EngineFaults(EngineFixtures):
                 with suppress(PddError):
                     async for _ in stream:
                         pass
+
+    @staticmethod
+    def _counts() -> tuple[int, int]:
+        return len(asyncio.all_tasks()), threading.active_count()
+
+    @staticmethod
+    async def read(
+        stream: Any, events: int = 0, enough: asyncio.Event | None = None, read: Counter[type] | None = None
+    ) -> None:
+        """To the end. `enough` is set when so many events have come, or the last; `read` counts their kinds."""
+        enough, read = enough or asyncio.Event(), Counter() if read is None else read
+        if not events:
+            enough.set()
+        with suppress(PddError):
+            async with aclosing(stream):
+                async for event in stream:
+                    read[type(event)] += 1
+                    events -= 1
+                    if events <= 0 or isinstance(event, Stopped):
+                        enough.set()

@@ -11,22 +11,16 @@ It needs a token budget of at least 32, and blocks for a thousand tokens.
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
 
-from pdd_runtime.errors import CapacityError, EngineError, PddError
+from pdd_runtime.errors import CapacityError, EngineError
 from pdd_runtime.inprocess import Chunk, InProcessEngine
-from pdd_runtime.plugins.engine import BlocksReady, Extended, Stopped, Tokens
-from pdd_runtime.testing.engine_fixtures import EngineFixtures
+from pdd_runtime.testing.engine_fault_suite import EngineFaults
 from pdd_runtime.testing.engine_harness import PATIENCE, EngineHarness
-
-ABORTS = 1000
 
 
 class Tapped:
@@ -69,8 +63,10 @@ def _begins(chunk: Chunk, tokens: Sequence[int]) -> bool:
 
 
 @pytest.mark.asyncio
-class InProcessFaults(EngineFixtures):
+class InProcessFaults(EngineFaults):
     """On top of `EngineConformance`."""
+
+    aborts = 1000
 
     # Who waits for whom
 
@@ -82,7 +78,7 @@ class InProcessFaults(EngineFixtures):
         gate, short = Gate(harness, 2), self.prompt(6, 99)
         names = [f"long-{which}" for which in range(10)]
         readers = [
-            asyncio.create_task(self._read(harness.prefilling(self.prompt(300, which), request_id=name)))
+            asyncio.create_task(self.read(harness.prefilling(self.prompt(300, which), request_id=name)))
             for which, name in enumerate(names)
         ]
         await gate.reached(harness)
@@ -197,64 +193,3 @@ class InProcessFaults(EngineFixtures):
                 await harness.generate(self.prompt(10), 3)
         finally:
             go.set()
-
-    # Many that leave
-
-    async def test_a_thousand_aborts_leave_nothing_behind(self, harness: EngineHarness) -> None:
-        """In every state and every way, some sealed and some held; then all is counted."""
-        assert len(await harness.generate(self.prompt(20), 2)) == 2
-        await harness.idle()
-        before = self._counts()
-        dice, numbers, read = random.Random(11), iter(range(ABORTS)), Counter[type]()
-
-        async def leave_one_after_another() -> None:
-            for which in numbers:
-                name, tokens = f"gone-{which}", self.prompt(dice.randrange(1, 160), which % 7)
-                if dice.random() < 0.3:
-                    stream: Any = harness.prefilling(tokens, request_id=name)
-                else:
-                    stream = harness.decoding(tokens, dice.randrange(12), hold=dice.random() < 0.4, request_id=name)
-                enough = asyncio.Event()
-                reader = asyncio.create_task(self._read(stream, dice.randrange(5), enough, read))
-                await asyncio.wait(
-                    {reader, told := asyncio.ensure_future(enough.wait())}, return_when="FIRST_COMPLETED"
-                )
-                told.cancel()
-                if dice.random() < 0.2:
-                    await harness.engine.seal(name, len(tokens) + dice.randrange(3))
-                if dice.random() < 0.5:
-                    await harness.engine.cancel(name)
-                if dice.random() < 0.7:
-                    reader.cancel()
-                await harness.engine.cancel(name)
-                await asyncio.wait({reader}, timeout=PATIENCE)
-                assert reader.done(), "a stream that was left does not end"
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(24):
-                group.create_task(leave_one_after_another())
-        await harness.idle()
-        assert (await harness.engine.load()).sessions == 0
-        assert {BlocksReady, Extended, Tokens, Stopped} <= set(read)
-        await harness.until(lambda: self._counts() == before, "tasks or threads are left")
-        assert len(await harness.generate(self.prompt(20), 2)) == 2
-
-    @staticmethod
-    def _counts() -> tuple[int, int]:
-        return len(asyncio.all_tasks()), threading.active_count()
-
-    @staticmethod
-    async def _read(
-        stream: Any, events: int = 0, enough: asyncio.Event | None = None, read: Counter[type] | None = None
-    ) -> None:
-        """To the end. `enough` is set when so many events have come, or the last; `read` counts their kinds."""
-        enough, read = enough or asyncio.Event(), Counter() if read is None else read
-        if not events:
-            enough.set()
-        with suppress(PddError):
-            async with aclosing(stream):
-                async for event in stream:
-                    read[type(event)] += 1
-                    events -= 1
-                    if events <= 0 or isinstance(event, Stopped):
-                        enough.set()

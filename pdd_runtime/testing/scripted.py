@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Literal
 
@@ -11,7 +11,7 @@ import msgspec
 import xxhash
 from pydantic import BaseModel
 
-from pdd_runtime.errors import Cancelled, EngineError, RequestError
+from pdd_runtime.errors import Cancelled, EngineError, PddError, RequestError
 from pdd_runtime.kv import BlockStore, seed
 from pdd_runtime.plugins.engine import (
     BlocksReady,
@@ -161,8 +161,7 @@ class ScriptedEngine(Engine):
             request.seal_at = tokens
 
     async def cancel(self, request_id: str) -> None:
-        for request in self._named(request_id):
-            request.stop(Cancelled("the request was cancelled", where=f"request {request_id}"))
+        self._stop(self._named(request_id), Cancelled("the request was cancelled", where=f"request {request_id}"))
 
     async def cached(self, tokens: Sequence[int], salt: str = "") -> int:
         self._accept()
@@ -225,8 +224,13 @@ class ScriptedEngine(Engine):
 
     def _fail(self, error: EngineError) -> None:
         self._refusal = error
-        for request in tuple(self._requests):
+        self._stop(self._requests, error)
+
+    def _stop(self, requests: Iterable[ScriptedRequest], error: PddError) -> None:
+        """What they hold is free now, and not only when their streams are read on."""
+        for request in tuple(requests):
             request.stop(error)
+            self._batch.leave(request)
 
     def _count(self) -> None:
         """One token more; crash where the config says so."""

@@ -8,12 +8,14 @@ from contextlib import aclosing
 import pytest
 
 from pdd_runtime.errors import Cancelled, EngineError
-from pdd_runtime.plugins.engine import Engine, Extended, Guide, ModelSpec, Sampling
+from pdd_runtime.plugins.engine import BlocksReady, Engine, Extended, Guide, ModelSpec, Sampling
 from pdd_runtime.testing.engine_harness import PATIENCE, EngineHarness, StoreHost
 from pdd_runtime.testing.engine_sampling_suite import SamplingConformance
 from pdd_runtime.testing.engine_suite import EngineConformance
 from pdd_runtime.testing.scripted import ScriptedEngine
 from pdd_runtime.testing.scripted_config import ScriptedConfig
+from pdd_runtime.testing.toy_sequence import ToySequence
+from tests.waiting import until
 
 
 def scripted(**config: object) -> ScriptedEngine:
@@ -21,6 +23,8 @@ def scripted(**config: object) -> ScriptedEngine:
 
 
 class TestAtOnce(EngineConformance):
+    aborts = 1000
+
     @pytest.fixture
     def engine(self) -> Engine:
         return scripted(capacity_blocks=256, context_length=512)
@@ -69,6 +73,32 @@ async def test_min_tokens_is_stronger_than_its_own_end_token() -> None:
         assert len((await harness.decode(prompt, 30, Sampling(stop_token_ids=(257,)))).ids) == 3
         longer = Sampling(stop_token_ids=(257,), min_tokens=3)
         assert len((await harness.decode(prompt, 30, longer)).ids) == 13
+
+
+async def test_ten_cancelled_long_prompts_delay_the_next_by_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them are computed, eight wait for a place."""
+    async with EngineHarness.started(scripted(batch_limit=2, chunk=64, prefill_rate=640)) as harness:
+        chunks: list[str] = []
+        compute = ToySequence.compute
+
+        def counted(sequence: ToySequence, to: int) -> int:
+            chunks.append(sequence.request_id)
+            return compute(sequence, to)
+
+        monkeypatch.setattr(ToySequence, "compute", counted)
+        names = [f"long-{which}" for which in range(10)]
+        streams = [harness.prefilling((which,) * 640, request_id=name) for which, name in enumerate(names)]
+        readers = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await until(lambda: chunks)
+        for name in names:
+            await harness.engine.cancel(name)
+        begun = len(chunks)
+        await harness.prefill((7, 8, 9))
+        assert set(chunks[begun:]) == {"test-1"}
+        assert {type(end) for end in await asyncio.gather(*readers, return_exceptions=True)} <= {Cancelled, BlocksReady}
+        for stream in streams:
+            await stream.aclose()
+        await harness.idle()
 
 
 async def test_wrong_kv_fails_the_request_that_reads_it() -> None:
