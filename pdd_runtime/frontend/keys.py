@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from pdd_runtime.errors import GraphError, PddError
-from pdd_runtime.graph.models import ENVIRONMENT
+from pdd_runtime.graph.secrets import refers, revealed
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +94,8 @@ def parse(text: str, where: str) -> list[Key]:
 
 def read(source: str) -> str:
     """The text of `spec.frontend.keys`. Raises `GraphError`."""
-    if source.startswith(ENVIRONMENT):
-        name = source.removeprefix(ENVIRONMENT)
-        if name not in os.environ:
-            raise GraphError(f"the variable {name} is not set", where="spec.frontend.keys", fix="put the keys into it")
-        return os.environ[name]
+    if refers(source):
+        return str(revealed(source, "spec.frontend.keys"))
     try:
         with Path(source).open("rb") as file:
             text = file.read(MAX_FILE + 1)
