@@ -12,8 +12,6 @@ from pdd_runtime.graph.units import Bandwidth, Duration, Size
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """Of graphs, clusters, links and pools: it becomes part of file names, labels and addresses."""
 Role = Literal["prefill", "relay", "main", "aggregated"]
-ENVIRONMENT = "env:"
-"""Before the name of a variable that holds what a file would."""
 
 
 class _Form(BaseModel):
@@ -105,7 +103,7 @@ class Pool(_Form):
     model: Model | None = None
     """Overrides `spec.model` whole."""
     env: dict[str, str] = {}
-    """Environment of its workers."""
+    """Environment of its workers. `${NAME}` and `${file:/PATH}` stand for secrets: docs/security.md."""
 
 
 class Edge(_Form):
@@ -224,7 +222,7 @@ class Frontend(_Form):
     replicas: int = Field(default=1, ge=1, le=64)
     """Processes that share the port; each has its own core to use."""
     keys: str | None = Field(default=None, min_length=1)
-    """The file of API keys, as `pdd-runtime keys` writes it, or `env:NAME`, a variable that holds what would be in it;
+    """The file of API keys, as `pdd-runtime keys` writes it, or `${NAME}`, a variable that holds what would be in it;
     none: whoever reaches the port may ask."""
     share: bool = False
     """Requests of different API keys share cached KV."""
@@ -309,7 +307,7 @@ class Graph(_Form):
         if frontend.tls is not None:
             shown = frontend.tls.model_copy(update={name: whole(path) for name, path in frontend.tls})
             frontend = frontend.model_copy(update={"tls": shown})
-        if frontend.keys is not None and not frontend.keys.startswith(ENVIRONMENT):
+        if frontend.keys is not None and "${" not in frontend.keys:
             frontend = frontend.model_copy(update={"keys": whole(frontend.keys)})
         return self.model_copy(update={"spec": spec.model_copy(update={"frontend": frontend})})
 
