@@ -127,6 +127,12 @@ class ServerConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
+def check_second_socket(socket: Path | None, ending: str) -> None:
+    """Raises `ValueError` where `ending`, behind the path of a socket, has no room."""
+    if socket is not None and len(bytes(socket)) + len(ending) > _SOCKET_PATH:
+        raise ValueError(f"socket: {ending} is added to the path of a second socket: it has to be shorter by that")
+
+
 def check_url(url: str) -> str:
     """`url` without a slash at its end. Raises `ValueError` where it is none, or would carry prompts over a network in
     the clear."""

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pdd_runtime.graph.units import Duration
 from pdd_runtime.plugins.exposure import InClear
-from pdd_runtime.server.config import ServerConfig
+from pdd_runtime.server.config import ServerConfig, check_second_socket
 from pdd_runtime.server.flags import flag_of
 
 OURS = {
@@ -69,7 +69,6 @@ NOBODY = "2.2.2.2"
 token, and keeps none of their KV; a decode server answers out of KV that nobody has written."""
 REPLAY = ".replay"
 """Behind the path where events are heard: where those that were missed are asked for."""
-_SOCKET_PATH = 107
 
 
 class SglangConfig(ServerConfig, frozen=True, extra="forbid"):
@@ -137,8 +136,7 @@ class SglangConfig(ServerConfig, frozen=True, extra="forbid"):
             raise ValueError(
                 f"data_plane {self.data_plane} moves an accelerator's memory: with device cpu set mooncake_tcp"
             )
-        if self.socket is not None and len(bytes(self.socket)) + len(REPLAY) > _SOCKET_PATH:
-            raise ValueError(f"socket: {REPLAY} is added to the path of a second socket: it has to be shorter by that")
+        check_second_socket(self.socket, REPLAY)
         return self
 
 

@@ -69,6 +69,7 @@ def _small() -> dict[str, object]:
         "token_budget": 64,
         "engine_kv_memory": "16MiB",
         "start_timeout": START,
+        "health_timeout": "60s",
     }
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pdd_runtime.graph.units import Duration
 from pdd_runtime.plugins.exposure import InClear
-from pdd_runtime.server.config import ServerConfig
+from pdd_runtime.server.config import ServerConfig, check_second_socket
 from pdd_runtime.server.flags import flag_of
 
 _SET = {
@@ -34,6 +34,8 @@ _NOT_BY_NIXL = {
 }
 """Flags that go with another data plane → why not with this one."""
 _OF_NIXL = ("nixl_host", "nixl_port", "lease")
+REPLAY = "-replay"
+"""Behind the path where events are heard: where those that were missed are asked for."""
 _ITS_ENV = ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT")
 
 
@@ -77,6 +79,7 @@ class VllmConfig(ServerConfig, frozen=True, extra="forbid"):
         for arg in self.args:
             if (name := flag_of(arg, _NOT_BY_NIXL)) is not None:
                 raise ValueError(f"{arg} does not go with data_plane: nixl: {_NOT_BY_NIXL[name]}")
+        check_second_socket(self.socket, REPLAY)
         if taken := [name for name in _ITS_ENV if name in self.env]:
             raise ValueError(f"{taken[0]} is set by nixl_host and nixl_port")
         return self

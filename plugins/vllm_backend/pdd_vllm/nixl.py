@@ -23,7 +23,7 @@ from pdd_runtime.server.metrics import Metrics
 from pdd_runtime.server.native import NativePlane
 from pdd_runtime.server.process import free_port
 from pdd_vllm import completions
-from pdd_vllm.config import VllmConfig
+from pdd_vllm.config import REPLAY, VllmConfig
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ def events_at(socket: str) -> str:
 
 
 def replay_at(socket: str) -> str:
-    return f"ipc://{socket}-replay"
+    return f"ipc://{socket}{REPLAY}"
 
 
 class _Terms(msgspec.Struct, frozen=True):

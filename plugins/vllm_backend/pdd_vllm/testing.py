@@ -23,6 +23,8 @@ PYTHON = "PDD_VLLM_PYTHON"
 """The environment variable with the interpreter of an environment that has vLLM."""
 START = "30min"
 """What a server may take to start on a machine that has other things to do."""
+HEALTH = "60s"
+"""And to answer."""
 BLOCK = 32
 """Tokens in a block: the fewest that vLLM on a CPU has in a page."""
 CPU = {
@@ -55,6 +57,7 @@ def settings() -> VllmConfig:
             "args": ("--enforce-eager",),
             "env": CPU,
             "start_timeout": START,
+            "health_timeout": HEALTH,
         }
     )
 
@@ -62,9 +65,10 @@ def settings() -> VllmConfig:
 def native(lease: str) -> VllmConfig:
     """The same, whose KV goes by vLLM's own transfer. NIXL on a CPU stands still for half a minute now and then, so a
     reader needs a long lease."""
-    config = settings().model_dump(mode="json", exclude_unset=True, exclude={"kv_memory", "start_timeout"})
+    timeouts = {"start_timeout": START, "health_timeout": HEALTH}
+    config = settings().model_dump(mode="json", exclude_unset=True, exclude={"kv_memory", *timeouts})
     of_nixl = {"data_plane": "nixl", "nixl_port": free_port(), "lease": lease}
-    return VllmConfig.model_validate({**config, "start_timeout": START, **of_nixl})
+    return VllmConfig.model_validate({**config, **timeouts, **of_nixl})
 
 
 class AttachedEngine(attached_engine.AttachedEngine, VllmEngine):

@@ -158,6 +158,7 @@ def test_a_misspelt_setting_is_refused() -> None:
         ({"data_plane": "nixl", "args": ["--no-enable-prefix-caching"]}, "is set by the worker"),
         ({"data_plane": "nixl", "env": {"VLLM_NIXL_SIDE_CHANNEL_PORT": "1"}}, "is set by nixl_host and nixl_port"),
         ({"data_plane": "mooncake"}, "'pdd' or 'nixl'"),
+        ({"data_plane": "nixl", "url": "http://127.0.0.1:1", "socket": "/run/" + 97 * "a"}, "shorter"),
     ],
 )
 def test_what_would_break_a_data_plane_is_refused(settings: dict[str, Any], why: str) -> None:
