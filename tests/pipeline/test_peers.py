@@ -140,12 +140,14 @@ async def test_two_drivers_use_what_the_other_leaves_idle(
 
     for turn in range(4):
         first, second = drivers if turn % 2 else drivers[::-1]
-        asked = [asyncio.create_task(fleet.ask(first, prompt(30), 60)) for _ in range(2)]
+        asked = [asyncio.create_task(fleet.ask(first, prompt(30), 4000)) for _ in range(2)]
         await all_know(2)
-        asked += [asyncio.create_task(fleet.ask(second, prompt(30), 60)) for _ in range(2)]
+        asked += [asyncio.create_task(fleet.ask(second, prompt(30), 4000)) for _ in range(2)]
         await all_know(4)
         assert running(second) == dict.fromkeys(range(4), 1)
-        await asyncio.gather(*asked)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
         await all_know(0)
     await fleet.idle()
 
