@@ -15,9 +15,10 @@ ABSENT = "nothing"
 """What stands in for a value that one side lacks."""
 
 
-def mark_of(graph: Graph) -> GraphMark:
+def mark_of(graph: Graph, succeeds: tuple[str, ...] = ()) -> GraphMark:
     """Left out is what only the processes of one cluster go by: how many replicas a pool has, its environment and its
-    engine's settings, addresses, where discovery's servers are, and the SLO."""
+    engine's settings, addresses, where discovery's servers are, and the SLO. `succeeds`: digests of what the graph was
+    before."""
     spec = graph.spec.model_dump(mode="json", by_alias=True)
     pools = {}
     for name, pool in spec["pools"].items():
@@ -33,7 +34,7 @@ def mark_of(graph: Graph) -> GraphMark:
         "frontend": {"cluster": graph.frontend_cluster},
         "discovery": spec["discovery"]["plugin"],
     }
-    return GraphMark(name=graph.name, digest=_digest(shared), shared=shared)
+    return GraphMark(name=graph.name, digest=_digest(shared), shared=shared, succeeds=succeeds)
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

@@ -11,13 +11,18 @@ from pdd_runtime.rpc import Tls
 
 
 def open_discovery(
-    graph: Graph, plugins: PluginManager, address: str, secret: str, tls: Tls | None = None
+    graph: Graph,
+    plugins: PluginManager,
+    address: str,
+    secret: str,
+    tls: Tls | None = None,
+    succeeds: tuple[str, ...] = (),
 ) -> Discovery:
-    """`address`: where the graph's launcher answers. Raises `PluginError`."""
+    """`address`: where the graph's launcher answers; `succeeds`: as in `GraphMark`. Raises `PluginError`."""
     reference = graph.spec.discovery
     kind = plugins.discovery(reference.plugin)
     where = "spec.discovery.config"
     config = plugins.configure(kind, revealed(reference.config, where), where)
-    discovery = kind(config, address, secret, mark_of(graph))
+    discovery = kind(config, address, secret, mark_of(graph, succeeds))
     discovery.tls = tls
     return discovery

@@ -70,8 +70,7 @@ def main() -> None:
             admin = admin_socket(frontend, shared=shared)
             if admin is not None:
                 stack.enter_context(admin)
-            secret = os.environ.get("PDD_SECRET", "")
-            uvloop.run(_run(graph, options.discovery, key, secret, sock, admin, shared, options.replaces))
+            uvloop.run(_run(graph, options, key, sock, admin, shared=shared))
     except PddError as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(CANNOT_START)
@@ -79,21 +78,19 @@ def main() -> None:
 
 async def _run(
     graph: Graph,
-    registry: str,
+    options: argparse.Namespace,
     key: WorkerKey,
-    secret: str,
     sock: socket.socket,
     admin: socket.socket | None,
+    *,
     shared: bool,
-    replaces: bool,
 ) -> None:
     """Serve on `sock` for a lifetime; what is for operators on `admin`, where there is one. `shared`: others may serve
-    on them, too. `replaces`: one of them has its place until this one is ready. Raises `PddError` where it cannot
-    start."""
+    on them, too. Raises `PddError` where it cannot start."""
     lifetime = Lifetime()
-    cluster = graph.frontend_cluster
+    cluster, secret = graph.frontend_cluster, os.environ.get("PDD_SECRET", "")
     plugins, tls = load_plugins(), tls_of(graph, cluster)
-    discovery = open_discovery(graph, plugins, registry, secret, tls)
+    discovery = open_discovery(graph, plugins, options.discovery, secret, tls, tuple(options.succeeds))
     greeting = Greeting(graph=graph.name, secret=secret, cluster=cluster, name=str(key), epoch=key.epoch)
     timelines, frontend = Timelines(), graph.spec.frontend
     access = Access.of(frontend, secret)
@@ -121,7 +118,7 @@ async def _run(
                 await _serve(service, servers, discovery, member, lifetime)
             else:
                 await siblings.start(discovery, greeting, plane)
-                await _serve_among(siblings, service, servers, discovery, member, lifetime, replaces)
+                await _serve_among(siblings, service, servers, discovery, member, lifetime, options.replaces)
         finally:
             await plane.close()
             await driver.close()
@@ -215,6 +212,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--epoch", required=True)
     parser.add_argument("--index", type=int, default=0, help="which of the frontend's replicas")
     parser.add_argument("--port", type=int, default=0, help="instead of the graph's, where that is 0")
+    parser.add_argument("--succeeds", action="append", default=[], help="digest of what the graph was before")
     parser.add_argument("--shared", action="store_true", help="others of this user may listen there as well")
     parser.add_argument("--replaces", action="store_true", help="be seen only when ready: another has its place")
     return parser.parse_args()

@@ -14,6 +14,7 @@ from typing import Literal
 from pdd_runtime.clock import now
 from pdd_runtime.errors import LaunchError
 from pdd_runtime.ids import new_id
+from pdd_runtime.last_words import telling
 from pdd_runtime.launch.forms import Form
 from pdd_runtime.launch.identity import birth
 from pdd_runtime.launch.logs import LogFile
@@ -233,14 +234,8 @@ class Child:
                 self._process.send_signal(number)
 
     def _said(self) -> str:
-        """The end of what it wrote: an error of ours whole, of anything else the last line."""
-        lines = [line for line in self.log.tail if line.strip()]
-        if not lines:
-            return "it said nothing"
-        last = len(lines) - 1
-        while last > 0 and lines[last].startswith(("  why: ", "  fix: ")):
-            last -= 1
-        return " — ".join(line.strip() for line in lines[last:])
+        """What of its log says why it ended."""
+        return telling(self.log.tail) or "it said nothing"
 
 
 def _exit(code: int) -> str:

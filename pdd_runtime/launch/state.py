@@ -42,6 +42,8 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     secret: str
     url: str = ""
+    marks: tuple[str, ...] = ()
+    """Digests of what its graph was since it was started, the last one being what it is."""
     processes: tuple[Recorded, ...] = ()
 
     @property

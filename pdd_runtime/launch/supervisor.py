@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing, suppress
 
 import httpx
 import msgspec
 
 from pdd_runtime.discovery import RegistryServer, open_discovery
+from pdd_runtime.discovery.mark import mark_of
 from pdd_runtime.errors import PddError, leaves
 from pdd_runtime.graph import Graph
 from pdd_runtime.launch.changes import Changes
@@ -45,6 +46,8 @@ WORKER_PATIENCE = 10.0
 """Seconds from the word to SIGKILL for workers, which have no requests any more."""
 MEET = 3.0
 """Seconds for discovery's servers to answer before processes are started all the same."""
+MARKS = 64
+"""Digests of what a graph was before that are remembered."""
 READY_EVERY = 0.25
 HEALTHY_EVERY = 2.0
 
@@ -126,7 +129,8 @@ class Supervisor:
         """Returns when everything has been stopped in order. Raises `AlreadyRunningError`, and `LaunchError` when a
         process says at its first start that it can never work."""
         with self.state.hold(), ExitStack() as stack:
-            await end_left(self.state.launcher())
+            before = self.state.launcher()
+            await end_left(before)
             secret = self.part.secret or secrets.token_urlsafe(32)
             self._tls = tls_of(self.graph, self._cluster)
             server = RpcServer(self._greeting(secret), tls=self._tls)
@@ -135,9 +139,16 @@ class Supervisor:
             try:
                 endpoint = await server.start("127.0.0.1")
                 self._write_graph()
-                self._launcher = Launcher(pid=os.getpid(), birth=birth(os.getpid()), endpoint=endpoint, secret=secret)
+                self._launcher = Launcher(
+                    pid=os.getpid(),
+                    birth=birth(os.getpid()),
+                    endpoint=endpoint,
+                    secret=secret,
+                    # Of other clusters there may be processes that know only what it was when its launcher died.
+                    marks=_grown(before.marks if before else (), self.graph),
+                )
                 self.state.write_launcher(self._launcher)
-                self._discovery = self._open_discovery()
+                self._discovery = self._open_discovery(self.graph, self._launcher.marks)
                 try:
                     await _meet(self._discovery)
                     stack.enter_context(self._ports)
@@ -156,6 +167,19 @@ class Supervisor:
     # For `Changes`
 
     async def becomes(self, graph: Graph, source: str) -> Mapping[Slot, ChildSpec]:
+        marks = _grown(self._launcher.marks, graph)
+        if marks != self._launcher.marks:
+            discovery = self._open_discovery(graph, marks)
+            try:
+                await _meet(discovery)
+            except BaseException:
+                await discovery.close()
+                raise
+            before, self._discovery = self._discovery, discovery
+            if before is not None:
+                await before.close()
+        self._launcher = msgspec.structs.replace(self._launcher, marks=marks)
+        self.state.write_launcher(self._launcher)
         self.graph, self.source = graph, source
         self._write_graph()
         self._specs = self._make_specs()
@@ -212,14 +236,17 @@ class Supervisor:
 
     def _make_specs(self) -> Mapping[Slot, ChildSpec]:
         port = self._ports.frontend(self.graph) if self.part.has_frontend(self.graph) else 0
-        common = ("--graph", str(self.state.graph), "--discovery", self._launcher.endpoint)
+        common = ["--graph", str(self.state.graph), "--discovery", self._launcher.endpoint]
+        for mark in self._launcher.marks[:-1]:
+            common += ["--succeeds", mark]
         return child_specs(self.graph, self.part, common, self._launcher.secret, port)
 
     def _write_graph(self) -> None:
         self.state.write_graph(self.graph.model_dump_json(by_alias=True, indent=1))
 
-    def _open_discovery(self) -> Discovery:
-        return open_discovery(self.graph, self._plugins, self._launcher.endpoint, self._launcher.secret, self._tls)
+    def _open_discovery(self, graph: Graph, marks: tuple[str, ...]) -> Discovery:
+        launcher = self._launcher
+        return open_discovery(graph, self._plugins, launcher.endpoint, launcher.secret, self._tls, marks[:-1])
 
     def _on_child(self) -> None:
         self._record()
@@ -247,18 +274,24 @@ class Supervisor:
                 log.error("launcher.json is out of date: %s", error)
 
     async def _watch_members(self) -> None:
-        assert self._discovery is not None
-        async for members in self._discovery.watch():
-            there = {(member.key.pool, member.key.index): member for member in members}
-            superseded = {
-                epoch: member
-                for epoch, member in self._members.items()
-                if (heir := there.get((member.key.pool, member.key.index))) and heir.key.epoch != epoch
-            }
-            ours = {child.epoch for child in self.crew.children}
-            self._members = {epoch: member for epoch, member in superseded.items() if epoch in ours}
-            self._members.update((member.key.epoch, member) for member in members)
-            self._on_child()
+        while (discovery := self._discovery) is not None:
+            # It ends when a changed graph has another one.
+            async for members in discovery.watch():
+                self._take(members)
+            if discovery is self._discovery:
+                return
+
+    def _take(self, members: Sequence[Member]) -> None:
+        there = {(member.key.pool, member.key.index): member for member in members}
+        superseded = {
+            epoch: member
+            for epoch, member in self._members.items()
+            if (heir := there.get((member.key.pool, member.key.index))) and heir.key.epoch != epoch
+        }
+        ours = {child.epoch for child in self.crew.children}
+        self._members = {epoch: member for epoch, member in superseded.items() if epoch in ours}
+        self._members.update((member.key.epoch, member) for member in members)
+        self._on_child()
 
     async def _watch_ready(self) -> None:
         # Each time over a new connection: an old one ends with the process behind it, and others share its port.
@@ -323,6 +356,12 @@ class Supervisor:
         async with aclosing(self._changes.restart(params)) as steps:
             async for step in steps:
                 yield step
+
+
+def _grown(marks: tuple[str, ...], graph: Graph) -> tuple[str, ...]:
+    """With the digest of `graph` as the last."""
+    digest = mark_of(graph).digest
+    return (*(mark for mark in marks if mark != digest), digest)[-MARKS:]
 
 
 async def _meet(discovery: Discovery) -> None:

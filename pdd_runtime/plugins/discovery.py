@@ -36,7 +36,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Which graph a process belongs to. Processes find each other only where theirs are equal."""
+    """Which graph a process belongs to. Processes find each other only where theirs are equal, or where the one is what
+    the other's graph was before it was changed while it ran."""
 
     name: str
     digest: str = ""
@@ -44,6 +45,8 @@ class GraphMark(msgspec.Struct, frozen=True, kw_only=True):
     shared: dict[str, Any] = {}
     """What all processes of the graph must agree on, wherever they were started: the part of its spec that is not
     one cluster's own business."""
+    succeeds: tuple[str, ...] = ()
+    """Digests of what this graph was before: its launcher has changed it while it runs, so processes of both meet."""
 
 
 class Discovery(ABC):

@@ -45,6 +45,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--index", type=int, required=True)
     parser.add_argument("--epoch", required=True)
     parser.add_argument("--discovery", required=True, help="the address that discovery is given")
+    parser.add_argument("--succeeds", action="append", default=[], help="digest of what the graph was before")
     parser.add_argument("--replaces", action="store_true", help="be seen only when ready: another has its place")
     return parser.parse_args()
 
@@ -57,6 +58,7 @@ async def _run(options: argparse.Namespace) -> int:
             WorkerKey(options.pool, options.index, options.epoch),
             registry=options.discovery,
             secret=os.environ.get("PDD_SECRET", ""),
+            succeeds=tuple(options.succeeds),
             replaces=options.replaces,
         )
     except PddError as error:

@@ -45,8 +45,18 @@ class Worker:
     """The `EngineHost` of its engine and the `TransportContext` of its transports. `start`, perhaps `drain`, `close`;
     others see its state in discovery."""
 
-    def __init__(self, graph: Graph, key: WorkerKey, *, registry: str, secret: str, replaces: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        key: WorkerKey,
+        *,
+        registry: str,
+        secret: str,
+        succeeds: tuple[str, ...] = (),
+        replaces: bool = False,
+    ) -> None:
         """`registry`: the address that discovery is given. The graph says where its cluster's workers listen.
+        `succeeds`: digests of what it was before.
         `replaces`: another worker has its place until this one is ready, and is seen there until then. Raises
         `GraphError`."""
         if key.pool not in graph.spec.pools:
@@ -55,7 +65,8 @@ class Worker:
         self._pool = graph.spec.pools[key.pool]
         self.cluster = self._pool.cluster
         self._address = graph.spec.clusters[self.cluster]
-        self._registry, self._secret, self._replaces = registry, secret, replaces
+        self._registry, self._secret = registry, secret
+        self._succeeds, self._replaces = succeeds, replaces
         self._lines = Lines(graph, self.cluster)
         self.greeting = Greeting(graph=graph.name, secret=secret, cluster=self.cluster, name=str(key), epoch=key.epoch)
         self.tls = tls_of(graph, self.cluster)
@@ -80,7 +91,7 @@ class Worker:
         plugins = load_plugins()
         self._engine = self._make_engine(plugins)
         self._transports = Transports(self.graph, self.key.pool, plugins, self)
-        self._discovery = open_discovery(self.graph, plugins, self._registry, self._secret, self.tls)
+        self._discovery = open_discovery(self.graph, plugins, self._registry, self._secret, self.tls, self._succeeds)
         endpoint = await self._server.start(self._address.host)
         self._member = Member(
             key=self.key,

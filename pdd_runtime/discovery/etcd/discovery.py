@@ -70,7 +70,9 @@ class EtcdDiscovery(Discovery):
         self._mine.take(member)
         try:
             async with asyncio.timeout(REGISTER_TIMEOUT):
-                await self._mine.put(await self._server(), slot_of(member.key), self._lease)
+                client = await self._server()
+                await self._succeed(client)
+                await self._mine.put(client, slot_of(member.key), self._lease)
                 # It may have been found out while this waited.
                 self._mine.check_place(member.key)
         except (TimeoutError, ConnectionLost, DeadlineExceeded):
@@ -199,10 +201,9 @@ class EtcdDiscovery(Discovery):
                         slots = self._mirror.apply(batch.entries)
                         self._revision = batch.revision or self._revision
                         self._up(client)
-                        if slots:
-                            if self._mine.amiss(slots):
-                                self._dirty.set()
-                            self._changed()
+                        if self._mine.amiss(slots):
+                            self._dirty.set()
+                        self._changed()
             except Compacted as error:
                 log.info("all members are read again: %s", error.what)
                 await self._list(client, keep=False)
@@ -237,7 +238,7 @@ class EtcdDiscovery(Discovery):
             await asyncio.sleep(self.ttl / 3)
             if not await client.keep_alive(self._lease):
                 raise ConnectionLost("the lease has expired", where=client.endpoint, why="this process was held up")
-            if self._mine.slots and self._graph.digest not in self._mirror.graphs:
+            if self._mine.slots and (self._graph.digest not in self._mirror.graphs or self._succeeds_unsaid):
                 self._dirty.set()
 
     async def _announce(self, client: EtcdClient) -> None:
@@ -247,6 +248,8 @@ class EtcdDiscovery(Discovery):
             self._dirty.clear()
             if self._client is not client:
                 continue
+            if self._mine.slots:
+                await self._succeed(client)
             for slot in self._mine.slots:
                 try:
                     await self._mine.put(client, slot, self._lease)
@@ -256,6 +259,19 @@ class EtcdDiscovery(Discovery):
                     log.error("cannot register %s/%d: %s", *slot, error)
             if self._mine.slots and self._graph.digest not in self._mirror.graphs:
                 await client.put(self._mirror.graph_key(), msgspec.json.encode(self._graph.shared), self._lease, 0)
+
+    @property
+    def _succeeds_unsaid(self) -> bool:
+        before, digest = self._graph.succeeds, self._graph.digest
+        said = self._mirror.successors.get(digest, ()) if digest in self._mirror.said else ()
+        return not set(before).issubset(said)
+
+    async def _succeed(self, client: EtcdClient) -> None:
+        """Say what the graph was before, so that the processes of that know those of this."""
+        if self._succeeds_unsaid:
+            key, value = self._mirror.successor_key(), msgspec.json.encode(self._graph.succeeds)
+            entry = await client.get(key)
+            await client.put(key, value, self._lease, entry.revision if entry else 0)
 
     def _changed(self) -> None:
         self._change.set()

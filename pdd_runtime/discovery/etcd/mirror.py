@@ -37,6 +37,10 @@ class Record(msgspec.Struct, frozen=True):
         return self.born, self.member.key.epoch
 
 
+SUCCESSORS = 1024
+"""Of one digest, kept."""
+
+
 class Mirror:
     """Members, and the graphs that they belong to. Only those of the same graph are shown."""
 
@@ -46,9 +50,14 @@ class Mirror:
         """Whether etcd has ever been heard."""
         self.graphs: dict[str, dict[str, Any]] = {}
         """What each digest stands for."""
+        self.successors: dict[str, tuple[str, ...]] = {}
+        """Which digests each succeeds. Never forgotten: who said so may have ended."""
+        self.said: set[str] = set()
+        """Those of which etcd has it now."""
         self._graph = graph
         self._members_root = self.root + b"members/"
         self._graphs_root = self.root + b"graphs/"
+        self._successors_root = self.root + b"successors/"
         self._records: dict[Slot, Record] = {}
         self._kept: dict[Slot, Record] = {}
         self._shown: tuple[Member, ...] | None = None
@@ -59,6 +68,9 @@ class Mirror:
     def graph_key(self) -> bytes:
         return self._graphs_root + self._graph.digest.encode()
 
+    def successor_key(self) -> bytes:
+        return self._successors_root + self._graph.digest.encode()
+
     def get(self, slot: Slot) -> Record | None:
         return self._records.get(slot)
 
@@ -66,7 +78,7 @@ class Mirror:
         """Begin anew with all that is there. `keep`: these servers may not have heard of everybody again, so who is
         missing is still shown, until `settle`."""
         before = {**self._kept, **self._records} if keep else {}
-        self._records, self._kept, self.graphs = {}, before, {}
+        self._records, self._kept, self.graphs, self.said = {}, before, {}, set()
         self.apply(entries)
         self.listed = True
 
@@ -83,6 +95,8 @@ class Mirror:
         for entry in entries:
             if entry.key.startswith(self._graphs_root):
                 self._take_graph(entry)
+            elif entry.key.startswith(self._successors_root):
+                self._take_successor(entry)
             elif (slot := self._slot(entry.key)) is not None:
                 slots.add(slot)
                 self._take_member(slot, entry.value)
@@ -93,13 +107,13 @@ class Mirror:
         """Those of this graph, ordered by key."""
         if self._shown is None:
             records = {**self._kept, **self._records}.values()
-            ours = (record.member for record in records if record.graph == self._graph.digest)
+            ours = (record.member for record in records if self._is_ours(record.graph))
             self._shown = tuple(sorted(ours, key=lambda member: member.key))
         return self._shown
 
     def foreign(self) -> Record | None:
         """A member of another graph with the same name."""
-        return next((record for record in self._records.values() if record.graph != self._graph.digest), None)
+        return next((record for record in self._records.values() if not self._is_ours(record.graph)), None)
 
     def foreign_fault(self) -> GraphError | None:
         """The same as an error that says what the two graphs differ in."""
@@ -118,6 +132,11 @@ class Mirror:
         if (fault := self.foreign_fault()) is not None:
             raise fault
 
+    def _is_ours(self, digest: str) -> bool:
+        """It is this graph, or what it was before it was changed, or what it has been changed to."""
+        mine = self._graph.digest
+        return digest in (mine, *self._graph.succeeds) or mine in self.successors.get(digest, ())
+
     def _slot(self, key: bytes) -> Slot | None:
         pool, _, index = key.removeprefix(self._members_root).decode(errors="replace").rpartition("/")
         if not key.startswith(self._members_root) or not pool or not index.isdecimal():
@@ -126,8 +145,7 @@ class Mirror:
 
     def _take_member(self, slot: Slot, value: bytes | None) -> None:
         record = None if value is None else read(value, slot)
-        ours = record is not None and record.graph == self._graph.digest
-        if record is not None and ours and (why := fault(record.member, record.born, self._graph)):
+        if record is not None and (why := fault(record.member, record.born, self._mark(record.graph))):
             refusals.warning("what etcd has as member %s/%d is forged: %s", *slot, why)
             record = None
         if record is None:
@@ -135,6 +153,25 @@ class Mirror:
         else:
             self._records[slot] = record
             self._kept.pop(slot, None)
+
+    def _mark(self, digest: str) -> GraphMark:
+        """What is known of the graph with that digest."""
+        if digest == self._graph.digest:
+            return self._graph
+        return GraphMark(name=self._graph.name, digest=digest, shared=self.graphs.get(digest, {}))
+
+    def _take_successor(self, entry: Entry) -> None:
+        digest = entry.key.removeprefix(self._successors_root).decode(errors="replace")
+        if entry.value is None:
+            self.said.discard(digest)
+            return
+        try:
+            before = decoded(entry.value, tuple[str, ...], GRAPH_LIMIT)
+        except ValueError as error:
+            refusals.warning("what etcd has as a successor is none: %.200s: %s", entry.key, error)
+            return
+        self.said.add(digest)
+        self.successors[digest] = tuple(dict.fromkeys((*self.successors.get(digest, ()), *before)))[-SUCCESSORS:]
 
     def _take_graph(self, entry: Entry) -> None:
         digest = entry.key.removeprefix(self._graphs_root).decode(errors="replace")
