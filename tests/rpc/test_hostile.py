@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -53,12 +54,16 @@ async def is_open(door: Door) -> None:
     await connection.close()
 
 
-@pytest.mark.parametrize("stranger", STRANGERS, ids=lambda stranger: stranger.name)
+@pytest.mark.parametrize(
+    ("tls", "stranger"),
+    [(tls, each) for tls in ("plain", "tls") for each in STRANGERS if tls == "tls" or not each.needs_tls],
+    indirect=["tls"],
+    ids=lambda value: value.name if isinstance(value, Stranger) else value,
+)
 async def test_a_stranger_is_refused_with_a_line_in_the_log_and_others_are_served(
     stranger: Stranger, door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if stranger not in strangers(door):
-        pytest.skip("the door has no TLS")
+    assert stranger in strangers(door)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     told = await stranger.come(door)
     await is_open(door)
@@ -69,20 +74,59 @@ async def test_a_stranger_is_refused_with_a_line_in_the_log_and_others_are_serve
 
 
 async def test_a_thousand_who_say_nothing_keep_nobody_out_and_do_not_fill_the_log(
-    greeting: Make, caplog: pytest.LogCaptureFixture
+    greeting: Make, tls: Tls | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = serving(RpcServer(greeting(), max_strangers=64))
-    door = Door(await server.start("127.0.0.1"), greeting("frontend/0"))
+    server = serving(RpcServer(greeting(), tls=tls, max_strangers=64))
+    door = Door(await server.start("127.0.0.1"), greeting("frontend/0"), tls)
     async with crowd(door.address, 1000) as idle:
         assert len(idle) == 1000
-        await until(lambda: len(server._channels) <= 65)
+        await until(lambda: len(server._channels) + len(server._shaking) <= 65)
         await is_open(door)
-    await until(lambda: not server._channels)
+    await until(lambda: not server._channels and not server._shaking)
     assert len(server._strangers) == 0
     assert "has not greeted, and 64 others have come" in caplog.text
     assert len(caplog.records) < 100
     await is_open(door)
     await server.close()
+
+
+FEW_FILES = """
+import asyncio
+import resource
+
+import uvloop
+
+from pdd_runtime.rpc import Greeting, RpcServer
+from tests.rpc.test_hostile import serving
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+
+async def main():
+    server = serving(RpcServer(Greeting(graph="g", secret="hush-hush", cluster="dc-a", name="main/0")))
+    print(await server.start("127.0.0.1"), flush=True)
+    await asyncio.Event().wait()
+
+uvloop.run(main())
+"""
+
+
+async def test_a_process_that_may_open_few_files_outlives_a_crowd_too(greeting: Make) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FEW_FILES, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    try:
+        assert process.stdout is not None
+        endpoint = (await asyncio.wait_for(process.stdout.readline(), PATIENCE)).decode().strip()
+        door = Door(endpoint, greeting("frontend/0"))
+        known = await door.connect()
+        async with crowd(door.address, 400):
+            await is_open(door)
+            assert await known.call("echo", "still", str, timeout=PATIENCE) == "still"
+        await is_open(door)
+        await known.close()
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def test_one_who_greets_when_all_places_are_taken_is_told_so(
