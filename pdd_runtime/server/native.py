@@ -147,10 +147,10 @@ class NativePlane(DataPlane):
         return self.names.cached(root, tokens) >= n
 
     def offer(self, request: OfferRequest) -> Passed:
-        return Passed(request.id, lambda id: self.offering(self._http, id, request))
+        return Passed(request.id, lambda id: self.offering(self._http, id, request), request.timeout)
 
     def receive(self, request: ReceiveRequest) -> Passed:
-        return Passed(request.id, lambda id: self.receiving(self._http, id, request), stays=True)
+        return Passed(request.id, lambda id: self.receiving(self._http, id, request), request.timeout, stays=True)
 
     def cached(self, root: bytes, tokens: Sequence[int]) -> int:
         return self.names.cached(root, tokens)

@@ -6,8 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
+from pdd_runtime.errors import EngineError
 from pdd_runtime.plugins.engine import BlocksReady, Extended, Offer, Received, Stopped, Tokens
 from pdd_runtime.server.request import Generate, Running, ServerRequest
+
+GRACE = 1.0
+"""Seconds that a server may be late with its own word on a transfer: it says more."""
 
 
 class NativeRequest(ServerRequest):
@@ -59,16 +63,32 @@ class Passed(Running):
     """One end of a transfer: what the plane says of it is passed on."""
 
     def __init__(
-        self, id: str, begin: Callable[[str], AsyncGenerator[Offer | Received, None]], *, stays: bool = False
+        self,
+        id: str,
+        begin: Callable[[str], AsyncGenerator[Offer | Received, None]],
+        seconds: float,
+        *,
+        stays: bool = False,
     ) -> None:
-        """`stays`: it lasts until it is cancelled, also where what was begun ends before."""
+        """`seconds`: for the reader to have all, whatever the server thinks of it. `stays`: what was read is kept until
+        the request is cancelled, also where what was begun ends before."""
         super().__init__(id)
-        self._begin, self._stays = begin, stays
+        self._begin, self._seconds, self._stays = begin, seconds, stays
 
     async def run(self) -> None:
-        async with aclosing(self._begin(self.transfer)) as events:
-            async for event in events:
-                self.say(event)
-            if self._stays:
-                await asyncio.Event().wait()
+        try:
+            async with asyncio.timeout(self._seconds + GRACE) as limit, aclosing(self._begin(self.transfer)) as events:
+                async for event in events:
+                    if self._stays:
+                        limit.reschedule(None)
+                    self.say(event)
+        except TimeoutError:
+            raise EngineError(
+                "the KV has not reached its reader in time",
+                where=f"request {self.id}",
+                why=f"it had {self._seconds:g} s, and neither end said anything",
+                fix="the servers' logs have more: `pdd-runtime logs`",
+            ) from None
+        if self._stays:
+            await asyncio.Event().wait()
         self.say(Stopped("length", 0))

@@ -167,6 +167,16 @@ class NativeConformance:
             await pair.source.idle()
         assert (await pair.bring(tokens, 2)).ids[0] == (await pair.source.prefill(tokens)).first.id
 
+    async def test_an_offer_whose_reader_says_nothing_ends_by_its_time(self, pair: Pair) -> None:
+        """Whoever should have closed it may be gone as well."""
+        offers = pair.source.offering(self.prompt(2 * pair.block, 6), timeout=2.0)
+        async with asyncio.timeout(PATIENCE), aclosing(offers):
+            await anext(offers)
+            with pytest.raises(EngineError):
+                await anext(offers)
+        if self.frees_at_once:
+            await pair.source.idle()
+
     async def test_a_late_reader_is_refused_or_right_but_never_wrong(self, pair: Pair) -> None:
         tokens = self.prompt(3 * pair.block, 7)
         first = (await pair.source.prefill(tokens)).first

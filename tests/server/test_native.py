@@ -23,7 +23,7 @@ from pdd_runtime.plugins.engine import (
     Token,
     Tokens,
 )
-from pdd_runtime.server import native
+from pdd_runtime.server import native, native_request
 from pdd_runtime.server.config import ServerConfig
 from pdd_runtime.server.geometry import Model
 from pdd_runtime.server.http import HttpClient
@@ -43,11 +43,16 @@ class Plane(NativePlane):
     """One whose transfer does nothing."""
 
     fails: Exception | None = None
+    silent = False
 
     async def offering(self, http: HttpClient, id: str, request: OfferRequest) -> AsyncGenerator[Offer, None]:
         yield Offer({"id": id})
+        if self.silent:
+            await asyncio.Event().wait()
 
     async def receiving(self, http: HttpClient, id: str, request: ReceiveRequest) -> AsyncGenerator[Received, None]:
+        if self.silent:
+            await asyncio.Event().wait()
         yield Received(0, len(request.tokens))
 
     async def follow(self, http: HttpClient) -> None:
@@ -144,6 +149,23 @@ async def test_a_receive_stays_and_an_offer_ends(tmp_path: Path) -> None:
         assert not running.done()
         running.cancel()
         await asyncio.wait({running})
+
+
+async def test_a_transfer_of_which_no_server_says_anything_ends_by_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_request, "GRACE", 0.05)
+    ours = await plane(tmp_path)
+    ours.silent = True
+    async with HttpClientAt() as ours._http:
+        offer = ours.offer(OfferRequest(id="r", tokens=TOKENS, sampling=Sampling(), reader="main", timeout=0.05))
+        receive = ours.receive(
+            ReceiveRequest(id="r", tokens=TOKENS, sampling=Sampling(), offer=Offer({}), timeout=0.05)
+        )
+        for one in (offer, receive):
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises(EngineError, match="in time"):
+                    await one.run()
 
 
 async def test_an_offer_with_a_decode_is_refused_where_engines_extend_by_themselves(tmp_path: Path) -> None:
