@@ -88,8 +88,7 @@ class Relayed:
         def unneeded() -> bool:
             if session.finish is not None:
                 return "main" not in session.crew
-            stranded = self.stopped and len(session.log) < self.bound and not self._relay_wanted
-            return stranded and session.spare("main") is None
+            return self.stopped and not self._relay_wanted and not self._can_begin(session.candidate("main"))
 
         if not await session.staff("main", unneeded):
             return False
@@ -183,10 +182,11 @@ class Relayed:
         main_ready = self._takeover is not None and self._takeover.ready
         if self._at_end or len(session.log) >= self.bound or (self._relay_lost and main_ready):
             return False
-        relay = session.crew.get("relay") or session.spare("relay")
-        return relay is not None and not (
-            relay.assisted and "prefill" not in session.crew and session.spare("prefill") is None
-        )
+        return self._can_begin(session.candidate("relay"))
+
+    def _can_begin(self, worker: Peer | None) -> bool:
+        """It is there, and who has to bring it its KV as well."""
+        return worker is not None and not (worker.assisted and self.session.candidate("prefill") is None)
 
     @property
     def _has_all_of_relay(self) -> bool:

@@ -126,16 +126,18 @@ class Session:
         """A part has failed; another is to go on. Raises `error` where none can, or enough have failed already."""
         if self.finish is not None or not recoverable(error):
             raise error
+        peer = error.worker
+        assert isinstance(peer, Peer)
+        self._failure = error
+        if not isinstance(error, Silent):  # such a one is out of the view, and as good as any other when it is heard
+            self._failed.add(peer.key)
+        if not self.crew.drop(peer):
+            return  # another part has said so
         self._in_a_row = self._in_a_row + 1 if len(self.log) == self._known_at_loss else 1
         self._known_at_loss = len(self.log)
         if self._in_a_row > self._recovery.attempts:
             raise gave_up(error, f"gone on elsewhere {self._recovery.attempts} times, without a token in between")
-        peer = error.worker
-        assert isinstance(peer, Peer)
         self._losses += 1
-        self._failure = error
-        self._failed.add(peer.key)
-        self.crew.drop(peer)
         self._open.append(self.timeline.recovers(peer.member.role, peer, error.code, error))
         log.warning("request %s: %s; it goes on behind %d tokens", self.id, " ".join(str(error).split()), len(self.log))
 
@@ -162,25 +164,31 @@ class Session:
                 return Silent
             await asyncio.sleep(deadlines.LOOK)
 
-    def spare(self, role: Source) -> Peer | None:
-        """Who could take that role, beside those that have the others."""
+    def spare(self, role: Source, *, again: bool = False) -> Peer | None:
+        """Who could take that role, beside those that have the others; with `again` also one that has failed, where
+        there is no other."""
         crew = self.crew
         feeding, fed_by = (crew.get("main"), None) if role == "relay" else (None, crew.get("relay"))
         if role == "prefill":
             feeding, fed_by = crew.get("main") or crew.get("relay"), None
-        return self.planner.spare(role, self.request, self.log.ids, self._failed, feeding=feeding, fed_by=fed_by)
+        peer = self.planner.spare(role, self.request, self.log.ids, self._failed, feeding=feeding, fed_by=fed_by)
+        return peer if peer is None or again or peer.key not in self._failed else None
+
+    def candidate(self, role: Source) -> Peer | None:
+        """Who has that role, or could take it, and has not failed."""
+        return self.crew.get(role) or self.spare(role)
 
     async def staff(self, role: Source, unneeded: Callable[[], bool]) -> bool:
         """Have a worker in that role; where there is none, wait for one. False: it is not needed any more. Raises the
         last failure where none comes."""
 
         await self._patiently(
-            lambda: unneeded() or role in self.crew or self.spare(role) is not None,
+            lambda: unneeded() or role in self.crew or self.spare(role, again=True) is not None,
             lambda: f"no {role} worker came",
         )
         if unneeded():
             return False
-        if role not in self.crew and (peer := self.spare(role)) is not None:
+        if role not in self.crew and (peer := self.spare(role, again=True)) is not None:
             self.crew.take(role, peer)
             self.taken_over(peer)
             await self._pause((peer.key,))
