@@ -117,6 +117,18 @@ async def test_whoever_is_asked_knows_the_requests_of_both(running: Running) -> 
     assert running.get("/pdd/requests/req-0").status_code == 404
 
 
+async def test_whoever_is_asked_cancels_the_requests_of_both(running: Running) -> None:
+    streams = await running.streams(16, tokens=6000)
+    listed = running.get("/pdd/requests").json()["requests"]
+    ids = [line["id"] for line in listed if line["status"] is None]
+    assert len(ids) == 16
+    for request_id in ids:
+        assert httpx.delete(f"{running.url}/pdd/requests/{request_id}", timeout=PATIENCE).status_code == 200
+    assert not any(whole for _, whole in await asyncio.gather(*streams))
+    for request_id in ids:
+        assert "by an operator" in running.get(f"/pdd/requests/{request_id}").json()["error"]
+
+
 async def test_one_that_is_killed_takes_only_its_own_streams_and_comes_back(running: Running) -> None:
     victim = running.frontends()[0]
     streams = await running.streams(32, tokens=300)
