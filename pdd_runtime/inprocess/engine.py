@@ -133,7 +133,7 @@ class InProcessEngine(Engine):
                     yield event
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent, None]:
-        end = min(len(request.tokens) + request.max_tokens, self._context)
+        end = min(len(request.tokens) + request.max_tokens, self.runner.context)
         sequence = self._sequence(request, request.prompt_tokens, end, hold=request.hold)
         async with self._serving(sequence):
             event: Event | None = None
@@ -241,7 +241,9 @@ class InProcessEngine(Engine):
         tokens = request.tokens
         # The last token is chosen, but its KV is not computed.
         needed = -(-max(len(tokens), end - 1) // self._store.layout.block_size)
-        check_request(request, vocab=self.runner.vocab, context=self._context, needed=needed, blocks=self._store.blocks)
+        check_request(
+            request, vocab=self.runner.vocab, context=self.runner.context, needed=needed, blocks=self._store.blocks
+        )
         if request.sampling.guide is not None and self._guides is None:
             raise RequestError("the engine cannot do this: guided")
         table = BlockTable(self._store, self._root(request.salt))
@@ -294,10 +296,6 @@ class InProcessEngine(Engine):
 
     def _named(self, request_id: str) -> list[Sequence]:
         return [sequence for sequence in self._sequences if sequence.id == request_id]
-
-    @property
-    def _context(self) -> int:
-        return self.runner.context
 
     def _root(self, salt: str) -> bytes:
         return seed(self.runner.fingerprint, self._store.layout.spec, salt=salt)

@@ -9,112 +9,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import struct
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from pdd_runtime.errors import EngineError
 from pdd_runtime.kv import BlockStore
+from pdd_runtime.server.connection import (
+    Announced,
+    Bare,
+    Connection,
+    Geometry,
+    Hello,
+    Line,
+    Notice,
+    count,
+    read_message,
+)
 from pdd_runtime.waiting import to_its_end
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
-LIMIT = 1 << 20
-"""Bytes of the largest message that a connector sends."""
 GREETING_TIME = 10.0
 """Seconds from a connection to its greeting."""
 ACK_TIME = 30.0
 """Seconds in which every connection must have taken note of a transfer, or its end. Its reading thread shares an
 interpreter with the engine, which may be busy."""
-_LENGTH = struct.Struct("<I")
-
-
-class Geometry(msgspec.Struct, frozen=True):
-    """The KV that an engine holds, as its connector says."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    dtype: str
-    block_size: int = 0
-    """Tokens in a page, where a block must be a page; 0: blocks of any size will do."""
-    capacity: int = 0
-    """Tokens in the engine's own cache."""
-
-
-class Hello(msgspec.Struct, frozen=True):
-    version: int
-    engine: str
-    role: Literal["scheduler", "worker"]
-    rank: int
-    ranks: int
-    pid: int
-    tokens: bool
-    geometry: Geometry | None = None
-
-
-class Notice(msgspec.Struct, frozen=True):
-    """What a connection says of a transfer. `tokens` is that of all ranks together: the least."""
-
-    kind: Literal["planned", "loaded", "written", "finished"]
-    tokens: int
-    local: int = 0
-    """`planned` only: tokens in the engine's own cache, before those that are loaded."""
-
-
-class Announced(msgspec.Struct, frozen=True):
-    """A transfer, as `pdd_connector.Transfer` has it."""
-
-    id: str
-    ids: tuple[int, ...]
-    offered: int
-    first: int
-    blocks: tuple[int, ...]
-    salt: str = ""
-
-
-class _Connection:
-    """One process of the engine."""
-
-    def __init__(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
-        self.hello, self._writer = hello, writer
-
-    def send(self, message: dict[str, Any]) -> None:
-        body = msgspec.json.encode(message)
-        self._writer.write(_LENGTH.pack(len(body)) + body)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Line:
-    """One transfer while it is announced."""
-
-    def __init__(self, announced: Announced, on_notice: Callable[[Notice], None]) -> None:
-        self.announced, self.on_notice = announced, on_notice
-        self.waiting: set[_Connection] = set()
-        """Those that have not answered the last word about it."""
-        self.answered = asyncio.Event()
-        self.said: dict[str, dict[int, int]] = {}
-        """Kind of notice → rank → tokens."""
-
-    def ask(self, connections: Iterator[_Connection]) -> None:
-        self.waiting = set(connections)
-        self.answered.clear()
-        self._check()
-
-    def answer(self, connection: _Connection) -> None:
-        self.waiting.discard(connection)
-        self._check()
-
-    def _check(self) -> None:
-        if not self.waiting:
-            self.answered.set()
 
 
 class Bridge:
@@ -129,8 +52,8 @@ class Bridge:
         self._expects, self._ranks, self._scheduler = expects, ranks, scheduler
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connections: set[_Connection] = set()
-        self._lines: dict[str, _Line] = {}
+        self._connections: set[Connection] = set()
+        self._lines: dict[str, Line] = {}
         self._change = asyncio.Event()
         self.broken: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         """Done where a connector does not let go of blocks: nothing here can be trusted any more."""
@@ -187,7 +110,7 @@ class Bridge:
     async def announce(self, announced: Announced, on_notice: Callable[[Notice], None]) -> AsyncGenerator[None, None]:
         """Inside, every connection knows of the transfer; behind it none touches its blocks any more. `on_notice` is
         called on the event loop. Raises `EngineError` where a connection does not answer."""
-        line = _Line(announced, on_notice)
+        line = Line(announced, on_notice)
         self._lines[announced.id] = line
         try:
             line.ask(self._tell(announced))
@@ -231,10 +154,10 @@ class Bridge:
             await asyncio.wait(self._tasks)
 
     @property
-    def _workers(self) -> list[_Connection]:
+    def _workers(self) -> list[Connection]:
         return [connection for connection in self._connections if connection.hello.role == "worker"]
 
-    def _tell(self, announced: Announced) -> Iterator[_Connection]:
+    def _tell(self, announced: Announced) -> Iterator[Connection]:
         message: dict[str, Any] = {
             "t": "transfer",
             "id": announced.id,
@@ -248,7 +171,7 @@ class Bridge:
             connection.send(message | named if connection.hello.tokens else message)
             yield connection
 
-    async def _answered(self, line: _Line, what: str) -> None:
+    async def _answered(self, line: Line, what: str) -> None:
         try:
             async with asyncio.timeout(ACK_TIME):
                 await line.answered.wait()
@@ -263,7 +186,7 @@ class Bridge:
                 fix="see the engine's log",
             ) from None
 
-    async def _parted(self, line: _Line) -> None:
+    async def _parted(self, line: Line) -> None:
         try:
             await self._answered(line, "still uses the blocks of a request")
         except EngineError as error:
@@ -288,14 +211,15 @@ class Bridge:
             self._spawn(self._serve(sock), "a connector")
 
     async def _serve(self, sock: socket.socket) -> None:
-        connection: _Connection | None = None
+        connection: Connection | None = None
         try:
             async with asyncio.timeout(GREETING_TIME):
-                hello, why = self._examine(await _message(_Bare(sock)))
+                hello = msgspec.convert(await read_message(Bare(sock)), Hello)
+                why = hello.misfit(self._expects, self._ranks)
                 # An ordinary stream cannot carry the descriptor.
                 socket.send_fds(sock, [b"\0"], [self._store.fd])
             reader, writer = await asyncio.open_unix_connection(sock=sock)
-            connection = _Connection(hello, writer)
+            connection = Connection(hello, writer)
             if why:
                 log.error("a connector was refused: %s", why)
                 self.refusal = why
@@ -304,7 +228,7 @@ class Bridge:
             connection.send(self._welcome())
             self._join(connection)
             while True:
-                self._take(connection, await _message(reader))
+                self._take(connection, await read_message(reader))
         except (OSError, EOFError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
             if not isinstance(error, EOFError):
                 log.warning("a connector's connection ended: %s", error)
@@ -316,25 +240,6 @@ class Bridge:
                 connection.close()
             self._changed()
 
-    def _examine(self, message: dict[str, Any]) -> tuple[Hello, str]:
-        """The greeting, and why it is refused; empty: it is not."""
-        hello = msgspec.convert(message, Hello)
-        theirs, ours = hello.geometry, self._expects
-        if hello.version != VERSION:
-            return (
-                hello,
-                f"it speaks version {hello.version} of the protocol, this worker {VERSION}: install the same release",
-            )
-        if hello.ranks != self._ranks:
-            return hello, f"the engine has {hello.ranks} tensor-parallel ranks, the graph says tp: {self._ranks}"
-        if hello.role == "worker" and theirs is None:
-            return hello, "it does not say what its KV is"
-        for field in ("layers", "kv_heads", "head_dim", "dtype", "block_size"):
-            mine, other = getattr(ours, field), getattr(theirs, field, None)
-            if theirs is not None and mine != other and not (field == "block_size" and other == 0):
-                return hello, f"{field}: the engine has {other}, the model's directory and the graph say {mine}"
-        return hello, ""
-
     def _welcome(self) -> dict[str, Any]:
         layout = self._store.layout
         return {
@@ -344,14 +249,14 @@ class Bridge:
             "block_size": layout.block_size,
         }
 
-    def _join(self, connection: _Connection) -> None:
+    def _join(self, connection: Connection) -> None:
         hello = connection.hello
         log.info("connected: %s, %s of rank %d", hello.engine, hello.role, hello.rank)
         self._connections.add(connection)
         self.refusal = ""
         self._changed()
 
-    def _part(self, connection: _Connection) -> None:
+    def _part(self, connection: Connection) -> None:
         if connection in self._connections:
             self._connections.discard(connection)
             log.warning("disconnected: %s of rank %d", connection.hello.role, connection.hello.rank)
@@ -361,7 +266,7 @@ class Bridge:
     def _changed(self) -> None:
         self._change.set()
 
-    def _take(self, connection: _Connection, message: dict[str, Any]) -> None:
+    def _take(self, connection: Connection, message: dict[str, Any]) -> None:
         line = self._lines.get(message.get("id", ""))
         if line is None:
             return  # it crossed our last word about it
@@ -369,45 +274,14 @@ class Bridge:
         if kind in ("ack", "forgot"):
             line.answer(connection)
         elif kind == "planned":
-            line.on_notice(Notice("planned", _count(message, "offered"), _count(message, "local")))
+            line.on_notice(Notice("planned", count(message, "offered"), count(message, "local")))
         elif kind in ("loaded", "written", "finished"):
             said = line.said.setdefault(kind, {})
-            said[connection.hello.rank] = _count(message, "tokens")
+            said[connection.hello.rank] = count(message, "tokens")
             if len(said) == self._ranks:
                 line.on_notice(Notice(kind, min(said.values())))
         else:
             raise ValueError(f"a message of an unknown type: {kind}")
-
-
-class _Bare:
-    """Reads exactly from a socket that is no stream yet: not a byte more, for the stream reads on."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-
-    async def readexactly(self, n: int) -> bytes:
-        loop, data = asyncio.get_running_loop(), b""
-        while len(data) < n:
-            piece = await loop.sock_recv(self._sock, n - len(data))
-            if not piece:
-                raise EOFError
-            data += piece
-        return data
-
-
-async def _message(reader: asyncio.StreamReader | _Bare) -> dict[str, Any]:
-    """Raises `EOFError`, `ValueError`, `msgspec.DecodeError`."""
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    if length > LIMIT:
-        raise ValueError(f"a message of {length} bytes, where {LIMIT} is the limit")
-    return msgspec.json.decode(await reader.readexactly(length), type=dict[str, Any])
-
-
-def _count(message: dict[str, Any], field: str) -> int:
-    value = message[field]
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{field}: {value!r} is no count")
-    return value
 
 
 def _ignore(notice: Notice) -> None:

@@ -10,8 +10,9 @@ from pdd_runtime.errors import EngineError
 from pdd_runtime.kv import BlockStore, Stats
 from pdd_runtime.plugins.engine import DecodeRequest, EngineHost, PrefillRequest
 from pdd_runtime.server.blocks import Blocks
-from pdd_runtime.server.bridge import Bridge, Geometry
+from pdd_runtime.server.bridge import Bridge
 from pdd_runtime.server.config import ServerConfig
+from pdd_runtime.server.connection import Geometry
 from pdd_runtime.server.geometry import Model
 from pdd_runtime.server.http import HttpClient
 from pdd_runtime.server.plane import DataPlane, Look, Readings

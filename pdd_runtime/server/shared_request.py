@@ -11,7 +11,8 @@ from pdd_runtime.clock import now
 from pdd_runtime.errors import CapacityError, EngineError
 from pdd_runtime.plugins.engine import BlocksReady, Extended, Stopped, Tokens
 from pdd_runtime.server.blocks import Blocks
-from pdd_runtime.server.bridge import Announced, Bridge, Notice
+from pdd_runtime.server.bridge import Bridge
+from pdd_runtime.server.connection import Announced, Notice
 from pdd_runtime.server.request import Generate, Reason, ServerRequest
 
 log = logging.getLogger(__name__)

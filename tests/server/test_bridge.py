@@ -15,7 +15,8 @@ from pdd_connector import Geometry as Theirs
 
 from pdd_runtime.errors import EngineError
 from pdd_runtime.kv import BlockStore, KvLayout
-from pdd_runtime.server.bridge import Announced, Bridge, Geometry, Notice
+from pdd_runtime.server.bridge import Bridge
+from pdd_runtime.server.connection import Announced, Geometry, Notice
 from tests.waiting import PATIENCE, until
 
 LAYOUT = KvLayout(layers=2, kv_heads=4, head_dim=8, dtype="float32", block_size=4, tp_size=2)

@@ -18,7 +18,8 @@ from pdd_connector.vllm.scheduler import SchedulerSide
 from pdd_connector.vllm.worker import WorkerSide
 
 from pdd_runtime.kv import BlockStore, KvLayout
-from pdd_runtime.server.bridge import Announced, Bridge, Geometry, Notice
+from pdd_runtime.server.bridge import Bridge
+from pdd_runtime.server.connection import Announced, Geometry, Notice
 from tests.waiting import until
 
 from .vllm_engine import Engine, New, Output, Request, value

@@ -17,7 +17,8 @@ from pdd_trtllm.testing.task import Finish
 
 from pdd_runtime.kv import BlockStore, KvLayout
 from pdd_runtime.plugins.engine import Sampling
-from pdd_runtime.server.bridge import Announced, Bridge, Geometry, Notice
+from pdd_runtime.server.bridge import Bridge
+from pdd_runtime.server.connection import Announced, Geometry, Notice
 from pdd_runtime.server.geometry import read_geometry
 from tests.waiting import PATIENCE, until
 
