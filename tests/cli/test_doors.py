@@ -93,9 +93,7 @@ def test_cancel_ends_a_request(cli: Cli, keys: dict[str, str], urls: tuple[str, 
     assert (again.code, "it has ended" in again.err) == (1, True)
 
 
-def test_a_key_that_is_removed_opens_nothing_soon_and_a_new_one_does(
-    cli: Cli, keys: dict[str, str], urls: tuple[str, str]
-) -> None:
+def test_a_removed_key_soon_opens_nothing_and_a_new_one_does(cli: Cli, urls: tuple[str, str]) -> None:
     users, _ = urls
     bob = json.loads(cli("keys", "add", "bob", "--format", "json").out)["key"]
     with client(users, bob) as http:

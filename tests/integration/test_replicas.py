@@ -53,6 +53,10 @@ class Running:
         """Over a connection of its own: the kernel chooses who answers."""
         return httpx.get(self.url + path, timeout=PATIENCE)
 
+    def delete(self, path: str) -> httpx.Response:
+        """The same."""
+        return httpx.delete(self.url + path, timeout=PATIENCE)
+
     async def stream(self, tokens: int, begun: asyncio.Event | None = None) -> tuple[str, bool]:
         """(its id, whether the answer came to its end), over its own connection; sets `begun` at its first byte."""
         body = {"prompt": "hello", "max_tokens": tokens, "ignore_eos": True, "stream": True}
@@ -123,7 +127,7 @@ async def test_whoever_is_asked_cancels_the_requests_of_both(running: Running) -
     ids = [line["id"] for line in listed if line["status"] is None]
     assert len(ids) == 16
     for request_id in ids:
-        assert httpx.delete(f"{running.url}/pdd/requests/{request_id}", timeout=PATIENCE).status_code == 200
+        assert running.delete(f"/pdd/requests/{request_id}").status_code == 200
     assert not any(whole for _, whole in await asyncio.gather(*streams))
     for request_id in ids:
         assert "by an operator" in running.get(f"/pdd/requests/{request_id}").json()["error"]
