@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pdd_runtime.clock import now
 from pdd_runtime.pipeline.pulse import Pulse
 from pdd_runtime.pipeline.sender import Seen, Sender
+from pdd_runtime.pipeline.times import Times
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.engine import Load
 from pdd_runtime.plugins.messages import WatchEvent
@@ -93,7 +94,7 @@ class Peer:
         """Of the KV of one token, as it lies there; 0: not known."""
         return self.member.info.layout.token_bytes if self.member.info else 0
 
-    def view(self, cached_tokens: int) -> WorkerView:
+    def view(self, cached_tokens: int, times: Times = Times()) -> WorkerView:  # noqa: B008 - frozen
         assert self.member.role != "frontend"
         requests = self.others + self.sessions
         running = min(requests, self.load.running)
@@ -107,6 +108,6 @@ class Peer:
             batch_limit=max(1, self.load.batch_limit),
             capabilities=self._capabilities,
             token_bytes=self.token_bytes,
-            token_time=self.load.token_time,
-            request_time=self.load.request_time,
+            token_time=times.token,
+            request_time=times.request,
         )

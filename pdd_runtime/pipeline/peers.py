@@ -16,7 +16,7 @@ from pdd_runtime.pipeline.deadlines import CONNECT
 from pdd_runtime.pipeline.peer import Peer
 from pdd_runtime.pipeline.pulse import Pulse
 from pdd_runtime.pipeline.sender import Seen
-from pdd_runtime.pipeline.times import with_times
+from pdd_runtime.pipeline.times import Times, times_of
 from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty, WatchEvent
@@ -46,6 +46,8 @@ class Peers:
         self._epochs: dict[tuple[str, int], str] = {}
         """By pool and index, as discovery has them."""
         self._peers: dict[WorkerKey, Peer] = {}
+        self._times: dict[str, Times] | None = None
+        """By pool; None: something has been measured since."""
         self._keepers: dict[WorkerKey, asyncio.Task[None]] = {}
         self._left: set[WorkerKey] = set()
         """Those that drain, and of which nothing more is needed."""
@@ -78,7 +80,10 @@ class Peers:
         """All that take new sessions, each with how much of `tokens` is cached there."""
         ready = self.ready
         cached = cached_tokens(ready, tokens, salt)
-        return with_times([peer.view(cached.get(peer.key, 0)) for peer in ready])
+        if self._times is None:
+            self._times = times_of((peer.key.pool, peer.member.role, peer.load) for peer in self._peers.values())
+        times = self._times
+        return tuple([peer.view(cached.get(peer.key, 0), times[peer.key.pool]) for peer in ready])
 
     def telemetry(self) -> list[Seen]:
         """What every worker has seen of the ways from its cluster to others."""
@@ -150,6 +155,7 @@ class Peers:
             async with peer.connection.stream("worker.watch", Empty(), WatchEvent, timeout=None) as events:
                 async for event in events:
                     peer.update(event)
+                    self._times = None
                     if peer.key not in self._peers:
                         self._peers[peer.key] = peer
                         self.troubles.pop(peer.key, None)

@@ -1,31 +1,46 @@
-"""How long things take at workers that have not measured it yet. Pure."""
+"""How long things take in each pool. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-import msgspec
-
-from pdd_runtime.plugins.routing import WorkerView
-
-
-def with_times(views: Sequence[WorkerView]) -> tuple[WorkerView, ...]:
-    """A worker that has measured nothing yet is taken to be like those of its role that have, so that one which has
-    just started is neither shunned nor swamped."""
-    if all(view.request_time is not None for view in views):
-        return tuple(views)
-    return tuple(view if view.request_time is not None else _like_others(view, views) for view in views)
+from pdd_runtime.plugins.engine import Load
 
 
-def _like_others(view: WorkerView, views: Sequence[WorkerView]) -> WorkerView:
-    alike = [other for other in views if other.role == view.role]
-    return msgspec.structs.replace(
-        view,
-        request_time=_mean([other.request_time for other in alike]),
-        token_time=_mean([other.token_time for other in alike]),
+class Times(NamedTuple):
+    """As in `WorkerView`."""
+
+    token: float | None = None
+    request: float | None = None
+
+
+def times_of(loads: Iterable[tuple[str, str, Load]]) -> dict[str, Times]:
+    """By pool, from what its workers measure: each with its pool, its role and its load. The workers of a pool are
+    alike, so they are taken together: one that has just started is neither shunned nor swamped, and chance does not
+    make one of them look slow. A pool that has measured nothing is taken to be like the others of its role."""
+    pools: dict[str, list[Load]] = {}
+    roles: dict[str, list[Load]] = {}
+    role_of = {}
+    for pool, role, load in loads:
+        pools.setdefault(pool, []).append(load)
+        roles.setdefault(role, []).append(load)
+        role_of[pool] = role
+    alike = {role: _mean(found) for role, found in roles.items()}
+    return {pool: _or(_mean(found), alike[role_of[pool]]) for pool, found in pools.items()}
+
+
+def _mean(loads: Sequence[Load]) -> Times:
+    tokens = [load.token_time for load in loads if load.token_time is not None]
+    requests = [load.request_time for load in loads if load.request_time is not None]
+    return Times(
+        sum(tokens) / len(tokens) if tokens else None,
+        sum(requests) / len(requests) if requests else None,
     )
 
 
-def _mean(times: Sequence[float | None]) -> float | None:
-    known = [time for time in times if time is not None]
-    return sum(known) / len(known) if known else None
+def _or(times: Times, other: Times) -> Times:
+    return Times(
+        other.token if times.token is None else times.token,
+        other.request if times.request is None else times.request,
+    )

@@ -1,26 +1,34 @@
-"""How long things take at workers that have not measured it yet."""
+"""How long things take in a pool, from what its workers measure."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from pdd_runtime.pipeline.times import with_times
-from pdd_runtime.plugins.routing import WorkerKey, WorkerView
+from pdd_runtime.pipeline.times import Times, times_of
+from pdd_runtime.plugins.engine import Load
 
 
-def view(pool: str, index: int, role: Any, **times: Any) -> WorkerView:
-    key = WorkerKey(pool, index, "e")
-    common: dict[str, Any] = {"cluster": "dc", "cached_tokens": 0, "running": 0, "waiting": 0, "batch_limit": 8}
-    return WorkerView(key=key, role=role, **common, **times)
+def test_the_workers_of_a_pool_are_alike_also_one_that_has_just_started() -> None:
+    found = times_of(
+        [
+            ("a", "main", Load(token_time=0.01, request_time=0.2)),
+            ("a", "main", Load(request_time=0.4)),
+            ("a", "main", Load()),
+        ]
+    )
+    assert found["a"].token == 0.01
+    assert found["a"].request == pytest.approx(0.3)
 
 
-def test_one_that_has_just_started_is_taken_to_be_like_those_of_its_role() -> None:
-    known = [view("a", index, "main", request_time=time, token_time=0.01) for index, time in enumerate((0.2, 0.4))]
-    fresh, other = view("b", 0, "main"), view("p", 0, "prefill")
-    *same, filled, alone = with_times([*known, fresh, other])
-    assert same == known
-    assert filled.request_time == pytest.approx(0.3)
-    assert filled.token_time == pytest.approx(0.01)
-    assert alone == other
+def test_a_pool_that_has_measured_nothing_is_like_the_others_of_its_role() -> None:
+    found = times_of(
+        [
+            ("old", "main", Load(token_time=0.02, request_time=0.2)),
+            ("new", "main", Load()),
+            ("half", "main", Load(request_time=0.6)),
+            ("other", "prefill", Load()),
+        ]
+    )
+    assert found["new"].request == pytest.approx(0.4)
+    assert found["half"] == Times(0.02, 0.6)
+    assert found["other"] == Times()
