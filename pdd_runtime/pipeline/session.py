@@ -106,7 +106,8 @@ class Session:
     async def _run(self, flow: Flow) -> None:
         while True:
             part = Part(self)
-            self.prompt_id, self.prompt_at = part.id, self.crew.get("prefill")
+            if not self.log:
+                self.prompt_id, self.prompt_at = part.id, self.crew.get("prefill")
             try:
                 await part.run(flow(part))
                 if self.finish is not None:
