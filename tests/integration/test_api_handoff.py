@@ -204,6 +204,8 @@ ASKED: dict[str, Any] = {
     "return_token_ids": True,
     "single": True,
     "cache_salt": "mine",
+    "priority": 3,
+    "timeout": 60,
     "user": "me",
     "strict": True,
 }
