@@ -11,11 +11,8 @@ from typing import Any
 from pdd_runtime.errors import GraphError
 from pdd_runtime.graph.document import Route
 from pdd_runtime.graph.scene import Scene
+from pdd_runtime.hiding import HIDDEN
 
-HIDDEN = "***"
-"""Stands for a secret wherever something is shown."""
-SHORTEST = 6
-"""Characters of a value that is hidden in what processes write: shorter ones are words of any text."""
 LONGEST = 64 << 10
 _REFER = "write ${NAME} for a variable of the environment, or ${file:/PATH} for what a file has"
 _REFERENCE = re.compile(r"\$(?P<escaped>\$(?=\{))|\$\{(?:file:(?P<file>[^{}]*)|(?P<name>[^{}]*))\}")

@@ -10,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from pdd_runtime.graph.secrets import HIDDEN, SHORTEST
+from pdd_runtime.hiding import HIDDEN, to_hide
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class LogFile:
         self.tail: deque[str] = deque(maxlen=30)
         self.trouble = ""
         """Why lines are lost now; empty: none are."""
-        self._hide = [part.encode() for secret in hide for part in secret.splitlines() if len(part) >= SHORTEST]
+        self._hide = [line.encode() for line in to_hide(hide)]
         self._max_bytes = max_bytes
         self._file: FileIO | None = None
         self._size = 0

@@ -10,7 +10,8 @@ from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from pdd_runtime.errors import PluginError
 from pdd_runtime.graph import nearest
 from pdd_runtime.graph.faults import default_of
-from pdd_runtime.graph.secrets import HIDDEN, redacted
+from pdd_runtime.graph.secrets import redacted
+from pdd_runtime.hiding import HIDDEN
 
 Place = str | Callable[[tuple[str | int, ...]], str]
 """Where a config stands, for messages; or a function that says where one of its settings does."""

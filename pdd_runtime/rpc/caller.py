@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pdd_runtime.errors import CapacityError, PddError, RpcError
 from pdd_runtime.rpc.channel import Channel
-from pdd_runtime.rpc.execution import Execution, Method, StreamMethod
+from pdd_runtime.rpc.execution import Execution, Method, StreamMethod, to_wire
 from pdd_runtime.rpc.frames import Call, Cancel, Credit, Failure, Frame
 from pdd_runtime.rpc.greeting import Greeting
+
+MOST_UNREAD = 16 << 20
+"""Bytes of answers that a client may leave unread and go on asking for what is refused."""
 
 
 class Caller:
     """Holds the calls in flight of one connection; they end with it."""
 
-    def __init__(self, channel: Channel, peer: Greeting, methods: Mapping[str, Method], max_calls: int) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        peer: Greeting,
+        methods: Mapping[str, Method],
+        max_calls: int,
+        hide: Sequence[str] = (),
+    ) -> None:
+        """`hide`: what no error says to the client."""
         self._channel, self._peer, self._methods, self._max_calls = channel, peer, methods, max_calls
+        self._hide = hide
         self._running: dict[int, tuple[Execution, asyncio.Task[None]]] = {}
         self._group = asyncio.TaskGroup()
         self._lost = asyncio.Event()
@@ -57,7 +69,9 @@ class Caller:
         try:
             execution = self._execution(call)
         except PddError as error:
-            self._channel.send(Failure(call.id, error.to_wire()))
+            if self._channel.outbox.unread > MOST_UNREAD:
+                raise RpcError("the client goes on asking and reads no answer") from error
+            self._channel.send(Failure(call.id, to_wire(error, self._hide)))
             return
         task = self._group.create_task(execution.run())
         self._running[call.id] = (execution, task)
@@ -77,4 +91,4 @@ class Caller:
         if isinstance(method, StreamMethod) != call.stream:
             raise RpcError(f"{call.method} is {'unary' if call.stream else 'a stream'}", where=self._channel.where)
         params = method.params.decode(call.params, f"the parameters of {call.method}")
-        return Execution(call, method, params, self._channel, self._peer)
+        return Execution(call, method, params, self._channel, self._peer, self._hide)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, DeadlineExceeded, PddError, RemoteError
+from pdd_runtime.hiding import hidden
 from pdd_runtime.rpc.channel import Channel
 from pdd_runtime.rpc.context import RpcContext
 from pdd_runtime.rpc.frames import WINDOW, Call, End, Failure, Item, PayloadDecoder, Result, cost, pack
@@ -44,11 +45,14 @@ Method = UnaryMethod | StreamMethod
 class Execution:
     """Runs the handler and sends what it gives, within deadline and credit. Cancel its task to stop it."""
 
-    def __init__(self, call: Call, method: Method, params: Any, channel: Channel, peer: Greeting) -> None:
+    def __init__(
+        self, call: Call, method: Method, params: Any, channel: Channel, peer: Greeting, hide: Sequence[str] = ()
+    ) -> None:
         self.id = call.id
         self.cancelled = False
         """By the client, who wants no answer any more."""
         self._call, self._method, self._params, self._channel = call, method, params, channel
+        self._hide = hide
         deadline = None if call.timeout is None else now() + call.timeout
         self._context = RpcContext(peer, deadline)
         self._credit = WINDOW
@@ -97,5 +101,9 @@ class Execution:
         outbox.send(End(self.id))
 
     def _fail(self, error: PddError) -> None:
-        wire = {field: text[:ERROR_TEXT_LIMIT] for field, text in error.to_wire().items()}
-        self._channel.send(Failure(self.id, wire))
+        self._channel.send(Failure(self.id, to_wire(error, self._hide)))
+
+
+def to_wire(error: PddError, hide: Sequence[str]) -> dict[str, str]:
+    """The error as it is told to a client: no longer than it may be, and without what is to be hidden."""
+    return {field: hidden(text, hide)[:ERROR_TEXT_LIMIT] for field, text in error.to_wire().items()}

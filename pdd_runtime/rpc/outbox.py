@@ -52,6 +52,11 @@ class Outbox:
         """Who has data should wait for `room`. Control frames are small and few: they are sent without asking."""
         return (self._paused or self._backlog > BACKLOG_LIMIT) and not self._closed
 
+    @property
+    def unread(self) -> int:
+        """Bytes that the peer has not taken."""
+        return self._backlog + self._transport.get_write_buffer_size()
+
     async def room(self) -> None:
         """Return when there is room for data."""
         while self.full:

@@ -103,6 +103,9 @@ class Secured(asyncio.Protocol, asyncio.Transport):
         self._raw.write(self._sealing.leaving())
         self._raw.write_eof()
 
+    def get_write_buffer_size(self) -> int:
+        return self._raw.get_write_buffer_size()
+
     def can_write_eof(self) -> bool:
         return True
 

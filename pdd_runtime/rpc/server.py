@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from pdd_runtime.errors import CapacityError, ConnectionLost, PddError, RpcError
+from pdd_runtime.hiding import to_hide
 from pdd_runtime.rpc.caller import Caller
 from pdd_runtime.rpc.channel import Channel, Heartbeat
 from pdd_runtime.rpc.context import RpcContext
@@ -52,9 +53,11 @@ class RpcServer:
         max_strangers: int = MAX_STRANGERS,
         greeting_timeout: float = GREETING_TIMEOUT,
         heartbeat: Heartbeat = Heartbeat(),  # noqa: B008 - frozen
+        hide: Iterable[str] = (),
     ) -> None:
         """`line_to` gives the emulated line to a client's cluster; what is sent there is delayed by it.
-        With `tls` only those get as far as a greeting who have a certificate of the graph."""
+        With `tls` only those get as far as a greeting who have a certificate of the graph. `hide`: secrets, which no
+        error says to a client, as it does not say the graph's own."""
         self.greeting = greeting
         """May be replaced while it serves: a worker learns its fingerprint late."""
         self._line_to, self._max_calls, self._heartbeat = line_to, max_calls, heartbeat
@@ -67,6 +70,7 @@ class RpcServer:
         self._max_connections = within_files(max_connections, 2)
         self._strangers: Strangers[Secured | Channel] = Strangers(within_files(max_strangers, 8))
         self._refusals = SparseLog(log)
+        self._hide = to_hide((greeting.secret, *hide))
 
     def unary(self, method: str, params: type[P], handler: Callable[[P, RpcContext], Awaitable[object]]) -> None:
         """Serve `method`: one request, one answer. What the handler raises reaches the client: a `PddError` as
@@ -190,7 +194,7 @@ class RpcServer:
             return
         self._strangers.know(channel)
         channel.where = f"{peer.name} at {channel.where}"
-        caller = Caller(channel, peer, self._methods, self._max_calls)
+        caller = Caller(channel, peer, self._methods, self._max_calls, self._hide)
         self._callers.add(caller)
         try:
             channel.open(caller, line)

@@ -13,7 +13,7 @@ import msgspec
 from pdd_runtime.discovery import open_discovery
 from pdd_runtime.errors import EngineError, GraphError, PddError
 from pdd_runtime.graph import Graph
-from pdd_runtime.graph.secrets import revealed
+from pdd_runtime.graph.secrets import revealed, values
 from pdd_runtime.kv import BlockStore, CachedNames, KvLayout
 from pdd_runtime.observe import serve_vitals
 from pdd_runtime.plugins import PluginManager, load_plugins
@@ -70,7 +70,7 @@ class Worker:
         self._lines = Lines(graph, self.cluster)
         self.greeting = Greeting(graph=graph.name, secret=secret, cluster=self.cluster, name=str(key), epoch=key.epoch)
         self.tls = tls_of(graph, self.cluster)
-        self._server = RpcServer(self.greeting, self._lines.to, tls=self.tls)
+        self._server = RpcServer(self.greeting, self._lines.to, tls=self.tls, hide=values(graph.spec.model_dump()))
         self._lines.serve(self._server)
         serve_vitals(self._server)
         self._activity, self._farewell = Activity(), Farewell()

@@ -6,7 +6,8 @@ import pytest
 
 from pdd_runtime.errors import GraphError
 from pdd_runtime.graph import loads
-from pdd_runtime.graph.secrets import HIDDEN, in_line, redacted, revealed, values
+from pdd_runtime.graph.secrets import in_line, redacted, revealed, values
+from pdd_runtime.hiding import HIDDEN
 
 CANARY = "canary-7f3a"
 PLACE = "{role: main, cluster: dc-b, engine: {plugin: some}}"

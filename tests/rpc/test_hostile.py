@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdd_runtime.errors import CapacityError
-from pdd_runtime.rpc import Greeting, Heartbeat, RpcContext, RpcServer, SparseLog, Tls, sparse
+from pdd_runtime.errors import CapacityError, EngineError, PddError
+from pdd_runtime.rpc import Greeting, Heartbeat, RpcContext, RpcServer, SparseLog, Tls, caller, sparse
 from pdd_runtime.rpc.frames import Call, Hello, encode, pack
-from pdd_runtime.testing.strangers import STRANGERS, Door, Stranger, crowd, framed, strangers
+from pdd_runtime.testing.strangers import STRANGERS, Door, Stranger, at, crowd, framed, strangers
 from tests.certificates import Issuer
 from tests.rpc.any_frames import frames
 from tests.waiting import PATIENCE, until
@@ -142,6 +142,45 @@ async def test_one_who_greets_when_all_places_are_taken_is_told_so(
     await until(lambda: len(server._callers) == 1)
     await is_open(door)
     await first.close()
+    await server.close()
+
+
+async def test_one_who_asks_on_and_on_and_reads_no_answer_is_cut_off(
+    greeting: Make, tls: Tls | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller, "MOST_UNREAD", 1 << 20)
+    server = serving(RpcServer(greeting(), tls=tls))
+    door = Door(await server.start("127.0.0.1"), greeting("frontend/0"), tls)
+    call = encode(Call(1, "none" * 1000, pack(None), None, False))
+    async with at(door) as line:
+        await line.say(encode(Hello(door.greeting)))
+        await line.hear()
+        with suppress(ConnectionError):
+            for _ in range(100_000):
+                await line.say(call)
+    await until(lambda: "goes on asking and reads no answer" in caplog.text)
+    await is_open(door)
+    await server.close()
+
+
+async def test_no_error_tells_a_client_a_secret(greeting: Make) -> None:
+    server = RpcServer(greeting(), hide=["t0p-secret", "on"])
+
+    async def fail(params: str, context: RpcContext) -> str:
+        raise EngineError("hush-hush is on", where=params, why="token t0p-secret", fix="use another than t0p-secret")
+
+    async def crash(params: str, context: RpcContext) -> str:
+        raise ValueError("t0p-secret")
+
+    server.unary("fail", str, fail)
+    server.unary("crash", str, crash)
+    connection = await Door(await server.start("127.0.0.1"), greeting("frontend/0")).connect()
+    for method, said in (("fail", "here: *** is on\n  why: token ***\n  fix: use another than ***"), ("crash", "***")):
+        with pytest.raises(PddError) as caught:
+            await connection.call(method, "here", str, timeout=PATIENCE)
+        assert said in str(caught.value)
+        assert "t0p-secret" not in str(caught.value)
+    await connection.close()
     await server.close()
 
 
