@@ -7,8 +7,8 @@ import logging
 import shutil
 import tempfile
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from msgspec import structs
 from pydantic import BaseModel
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import Cancelled, EngineError, PddError, RequestError
+from pdd_runtime.errors import Cancelled, EngineError, RequestError
 from pdd_runtime.kv import KvLayout, seed
 from pdd_runtime.models.source import Found, find_model
 from pdd_runtime.models.tokenizer import from_directory
@@ -51,11 +51,11 @@ from pdd_runtime.server.metrics import Metrics, scrape
 from pdd_runtime.server.native import NativePlane
 from pdd_runtime.server.plane import DataPlane, Readings
 from pdd_runtime.server.process import ServerProcess, free_port
+from pdd_runtime.server.pulse import Pulse
 from pdd_runtime.server.readiness import wait_ready
 from pdd_runtime.server.request import Event, Piece, Running, ServerRequest
+from pdd_runtime.server.requests import Requests
 from pdd_runtime.server.shared import SharedPlane
-from pdd_runtime.server.vitals import Vitals
-from pdd_runtime.waiting import over
 
 __all__ = ["Readings", "ServerEngine"]
 
@@ -83,9 +83,7 @@ class ServerEngine(Engine):
         super().__init__(config, model)
         self._exits = AsyncExitStack()
         self._plane = self.plane()
-        self._served: dict[Running, asyncio.Task[None]] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._requests = Requests(self.name)
         self._watch: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
         self._readings = Readings(0, 0)
@@ -151,7 +149,7 @@ class ServerEngine(Engine):
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillEvent, None]:
         served = self._serve(request, len(request.tokens) + 1)
-        async with self._serving(served, served.prefill):
+        async with self._requests.running(served, served.prefill):
             while not isinstance(event := await self._next(served), Stopped):
                 if isinstance(event, BlocksReady | Tokens):
                     yield event
@@ -160,7 +158,7 @@ class ServerEngine(Engine):
         end = min(len(request.tokens) + request.max_tokens, self._model.context)
         served = self._serve(request, end)
         wanted = end - len(request.tokens)
-        async with self._serving(served, lambda: served.decode(wanted, hold=request.hold)):
+        async with self._requests.running(served, lambda: served.decode(wanted, hold=request.hold)):
             event: Event | None = None
             while not isinstance(event, Stopped) or request.hold:
                 # After the stop of a held request this waits until the stream is closed, and raises what ends it.
@@ -171,7 +169,7 @@ class ServerEngine(Engine):
     async def offer(self, request: OfferRequest) -> AsyncGenerator[Offer, None]:
         plane = self._native(request)
         served = plane.offer(request)
-        async with self._serving(served, served.run):
+        async with self._requests.running(served, served.run):
             while not isinstance(event := await self._next(served), Stopped):
                 assert isinstance(event, Offer)
                 yield event
@@ -179,18 +177,19 @@ class ServerEngine(Engine):
     async def receive(self, request: ReceiveRequest) -> AsyncGenerator[Received, None]:
         plane = self._native(request)
         served = plane.receive(request)
-        async with self._serving(served, served.run):
+        async with self._requests.running(served, served.run):
             while True:
                 event = await self._next(served)
                 assert isinstance(event, Received)
                 yield event
 
     async def seal(self, request_id: str, tokens: int) -> None:
-        for served in self._named(request_id):
+        for served in self._requests.named(request_id):
             served.seal(tokens)
 
     async def cancel(self, request_id: str) -> None:
-        self._end(self._named(request_id), Cancelled("the request was cancelled", where=f"request {request_id}"))
+        cancelled = Cancelled("the request was cancelled", where=f"request {request_id}")
+        self._requests.end(cancelled, self._requests.named(request_id))
 
     async def cached(self, tokens: Sequence[int], salt: str = "") -> int:
         return self._plane.cached(self._root(salt), tokens)
@@ -198,7 +197,7 @@ class ServerEngine(Engine):
     async def load(self) -> Load:
         stats = self._plane.blocks(self._readings)
         # A reading is of a moment ago, and a server that was told to abort may take a while.
-        readings = self._readings if self._served else Readings(0, 0)
+        readings = self._readings if self._requests else Readings(0, 0)
         return Load(
             running=readings.running,
             waiting=readings.waiting,
@@ -206,8 +205,8 @@ class ServerEngine(Engine):
             blocks_used=stats.used,
             blocks_cached=stats.cached,
             blocks_total=stats.total,
-            sessions=len(self._served),
-            silent=self._vitals.silent,
+            sessions=len(self._requests),
+            silent=self._pulse.silent,
         )
 
     async def tokenizer(self) -> TokenizerFiles:
@@ -215,7 +214,7 @@ class ServerEngine(Engine):
 
     async def drain(self) -> None:
         self._refusal = self._refusal or EngineError("the engine is draining", fix="use another worker")
-        await self._idle.wait()
+        await self._requests.idle()
 
     async def close(self) -> None:
         if self._closing is None:
@@ -224,8 +223,8 @@ class ServerEngine(Engine):
 
     async def _close(self) -> None:
         self._refusal = EngineError("the engine is closed")
-        self._end(self._served, self._refusal)
-        await self._idle.wait()
+        self._requests.end(self._refusal)
+        await self._requests.idle()
         await self._exits.aclose()
 
     async def _start(self, host: EngineHost) -> EngineInfo:
@@ -290,13 +289,13 @@ class ServerEngine(Engine):
         deadline = now() + config.start_timeout
         await wait_ready(self._http, self._process, self.health, self._probe, timeout=config.start_timeout)
         await self._plane.meet(self._http, self._look, max(1.0, deadline - now()))
-        self._vitals = Vitals(
+        self._pulse = Pulse(
             self.name,
             url,
             look=self._look,
             connected=lambda: self._plane.connected,
             probe=self._probe,
-            busy=lambda: bool(self._served),
+            busy=lambda: bool(self._requests),
             health_timeout=config.health_timeout,
             stall_timeout=config.stall_timeout,
         )
@@ -314,20 +313,12 @@ class ServerEngine(Engine):
 
     async def _look_after(self, host: EngineHost) -> None:
         """Until the server is dead; then nothing is served any more."""
-        ended: list[asyncio.Future[EngineError]] = [] if self._plane.broken is None else [self._plane.broken]
-        if self._process is not None:
-            ended.append(self._process.ended)
-        failure = asyncio.create_task(self._vitals.failure(), name=f"vitals of {self.name}")
-        try:
-            done, _ = await asyncio.wait({failure, *ended}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            failure.cancel()
-            await asyncio.wait({failure})
-        self._refusal = next((future.result() for future in ended if future in done), None) or failure.result()
+        signs = (self._plane.broken, self._process.ended if self._process is not None else None)
+        self._refusal = await self._pulse.death(*(sign for sign in signs if sign is not None))
         if self._process is not None:
             # One that hangs holds on to what its requests have here.
             self._process.kill()
-        self._end(self._served, self._refusal)
+        self._requests.end(self._refusal)
         host.failed(self._refusal)
 
     async def _stop_watching(self) -> None:
@@ -369,51 +360,10 @@ class ServerEngine(Engine):
                 f"the engine cannot do this: {', '.join(sorted(lacking))}", where=f"request {request.id}"
             )
 
-    @asynccontextmanager
-    async def _serving(self, served: Running, run: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
-        """The request runs; at the end, whatever ends it, all it held is free."""
-        task = self._served[served] = asyncio.create_task(self._run(served, run), name=f"{self.name} {served.id}")
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            task.cancel()
-            try:
-                await over(task)
-            finally:
-                self._release(served)  # one that was cancelled before it ran has not done so itself
-
-    async def _next(self, served: Running) -> Event:
-        event = await served.next()
-        self._vitals.heard()
+    async def _next(self, running: Running) -> Event:
+        event = await running.next()
+        self._pulse.heard()
         return event
-
-    async def _run(self, served: Running, run: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await run()
-        except PddError as error:
-            served.fail(error)
-        except Exception as error:
-            log.exception("request %s failed", served.id)
-            why = f"{type(error).__name__}: {error}"
-            served.fail(EngineError(f"{self.name} failed", where=f"request {served.id}", why=why))
-        finally:
-            self._release(served)
-
-    def _release(self, served: Running) -> None:
-        """Idempotent."""
-        served.release()
-        self._served.pop(served, None)
-        if not self._served:
-            self._idle.set()
-
-    def _end(self, served: Iterable[Running], error: PddError) -> None:
-        for one in tuple(served):
-            one.fail(error)
-            self._served[one].cancel()
-
-    def _named(self, request_id: str) -> list[Running]:
-        return [served for served in self._served if served.id == request_id]
 
     def _root(self, salt: str) -> bytes:
         return seed(self._model.fingerprint, self._model.layout.spec, salt=salt)

@@ -9,16 +9,16 @@ from aiohttp import web
 
 from pdd_runtime import clock
 from pdd_runtime.errors import EngineError
-from pdd_runtime.server import vitals
+from pdd_runtime.server import pulse
 from pdd_runtime.server.http import HttpClient
-from pdd_runtime.server.vitals import Vitals
+from pdd_runtime.server.pulse import Pulse
 from tests.server.web import serving
 from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vitals, "PULSE", 0.02)
+    monkeypatch.setattr(pulse, "PERIOD", 0.02)
 
 
 class Server:
@@ -42,14 +42,12 @@ class Server:
 
 
 @asynccontextmanager
-async def watched(
-    server: Server, health: float = 0.4, stall: float = 60.0
-) -> AsyncGenerator[tuple[Vitals, HttpClient]]:
+async def watched(server: Server, health: float = 0.4, stall: float = 60.0) -> AsyncGenerator[tuple[Pulse, HttpClient]]:
     async with serving(server.handle) as url:
         http = HttpClient(url)
         try:
             yield (
-                Vitals(
+                Pulse(
                     "stock",
                     url,
                     look=lambda: http.get_json("/metrics"),
@@ -65,9 +63,9 @@ async def watched(
             await http.close()
 
 
-async def failure(watching: Vitals) -> EngineError:
+async def failure(watching: Pulse) -> EngineError:
     async with asyncio.timeout(PATIENCE):
-        return await watching.failure()
+        return await watching.death()
 
 
 async def test_a_server_that_takes_what_is_asked_and_never_answers_is_dead() -> None:
@@ -88,10 +86,16 @@ async def test_a_server_that_is_gone_is_dead() -> None:
     assert "does not answer any more" in (await failure(watching)).what
 
 
+async def test_a_server_whose_answers_make_no_sense_is_dead() -> None:
+    async with watched(Server()) as (watching, _):
+        watching._look = lambda: asyncio.sleep(0, 1 / 0)  # type: ignore[method-assign]
+        assert "ZeroDivisionError" in (await failure(watching)).why
+
+
 async def test_one_look_without_an_answer_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long ago it was well: this process may have been stopped, and not the server."""
     server, stopped = Server(), 0.0
-    monkeypatch.setattr(vitals, "now", lambda: clock.now() + stopped)
+    monkeypatch.setattr(pulse, "now", lambda: clock.now() + stopped)
     async with watched(server, health=2.0) as (watching, _):
         dying = asyncio.create_task(failure(watching))
         await until(lambda: server.looks > 2)

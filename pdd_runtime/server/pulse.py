@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import EngineError, PddError
+from pdd_runtime.errors import CapacityError, EngineError
 
-PULSE = 1.0
+PERIOD = 1.0
 """Seconds between two looks at a server."""
 USUAL = 4.0
 """Seconds from one look that finds it well to the next, at most: some servers think about how busy they are."""
 
 
-class Vitals:
+class Pulse:
     """Looks at one server until it is dead. A look has half of `health_timeout`, and no single one decides: this
     process may have been stopped meanwhile, and not the server."""
 
@@ -48,8 +48,17 @@ class Vitals:
         """A request has had a word of it."""
         self._heard = now()
 
-    async def failure(self) -> EngineError:
-        """Returns when it is dead."""
+    async def death(self, *signs: asyncio.Future[EngineError]) -> EngineError:
+        """Returns when it is dead, at the latest when one of `signs` is done, with why."""
+        stopped = asyncio.create_task(self._stopped(), name=f"pulse of {self._name}")
+        try:
+            done, _ = await asyncio.wait({stopped, *signs}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            await asyncio.wait({stopped})
+        return next((sign.result() for sign in signs if sign in done), None) or stopped.result()
+
+    async def _stopped(self) -> EngineError:
         failed, why = 0, ""
         self.heard()
         self._well = now()
@@ -58,8 +67,10 @@ class Vitals:
                 async with asyncio.timeout(self._health_timeout / 2):
                     await self._look()
                 why = "" if self._connected() else "its connector has left"
-            except (PddError, TimeoutError) as error:
-                why = str(error) or f"no answer in {self._health_timeout / 2:g} s"
+            except TimeoutError:
+                why = f"no answer in {self._health_timeout / 2:g} s"
+            except Exception as error:  # an answer that makes no sense is none
+                why = f"{type(error).__name__}: {error}"
             if why:
                 failed += 1
             else:
@@ -72,7 +83,7 @@ class Vitals:
                         "small request in as many",
                         fix="see the server's log: `pdd-runtime logs`",
                     )
-            await asyncio.sleep(PULSE)
+            await asyncio.sleep(PERIOD)
         return EngineError(
             f"{self._name} does not answer any more",
             where=self._url,
@@ -88,7 +99,9 @@ class Vitals:
         try:
             async with asyncio.timeout(self._stall_timeout):
                 await self._probe()
-        except (PddError, TimeoutError):
+        except CapacityError:
+            pass  # it has no room, and says so
+        except Exception:
             return True
         self.heard()
         return False
