@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pdd_runtime.errors import PddError
 from pdd_runtime.frontend.errors import ForbiddenError, InvalidKeyError, answer_for
 from pdd_runtime.frontend.keys import OPERATOR, Key, Keys, digest, operator_key
-from pdd_runtime.frontend.limits import Account
+from pdd_runtime.frontend.limits import Ledger
 from pdd_runtime.frontend.sending import send_error
 from pdd_runtime.frontend.visit import Visit
 from pdd_runtime.graph import Frontend
@@ -30,7 +30,7 @@ class Access:
     def __init__(self, keys: Keys, operator: Key | None = None, *, share: bool = False) -> None:
         """`operator`: the one key for all doors. `share`: see `Visit`."""
         self._keys, self._operator, self._share = keys, operator, share
-        self._accounts: dict[str, Account] = {}
+        self.ledger = Ledger()
 
     @staticmethod
     def of(frontend: Frontend, secret: str) -> Access | None:
@@ -58,7 +58,7 @@ class Access:
                 why=f"it is for {'operators' if key.admin else 'the API'}, and {path} is for {door}",
                 fix="`pdd-runtime keys add --admin` makes one for operators" if door == "operators" else "",
             )
-        return Visit(key, self._accounts.setdefault(key.name, Account()), share=self._share)
+        return Visit(key, self.ledger.account(key.name), share=self._share)
 
     def _key(self, scope: Scope) -> Key:
         sent = [value for name, value in scope["headers"] if name == b"authorization"]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pdd_runtime.errors import PddError
+from pdd_runtime.frontend.limits import Ledger, Used
 from pdd_runtime.frontend.service import Listed, Recent, Service
 from pdd_runtime.observe.metrics import labelled
 from pdd_runtime.plugins.discovery import Discovery, Member
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 PATIENCE = 2.0
 """Seconds for a sibling to answer."""
+SHARE_EVERY = 1.0
+"""Seconds in which all have heard what the others' clients have used."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -50,6 +53,7 @@ class Siblings:
         self._others: tuple[Member, ...] = ()
         self._seen = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
+        self._ledger = Ledger()
 
     async def start(self, discovery: Discovery, greeting: Greeting, plane: RpcServer) -> None:
         """Answer the others on `plane`, and know who they are."""
@@ -58,6 +62,7 @@ class Siblings:
         plane.unary("frontend.requests", Empty, self._on_requests)
         plane.unary("frontend.metrics", Empty, self._on_metrics)
         plane.unary("frontend.cancel", Cancel, self._on_cancel)
+        plane.unary("frontend.used", Empty, self._on_used)
         self._watching = asyncio.create_task(self._watch(discovery), name="siblings")
 
     async def close(self) -> None:
@@ -91,6 +96,14 @@ class Siblings:
         if self._service.cancel(request_id, by):
             return True
         return any((await self._ask("frontend.cancel", Cancel(request_id, by), bool)).values())
+
+    async def share(self, ledger: Ledger) -> None:
+        """Count what API keys use together. Endless."""
+        self._ledger = ledger
+        while True:
+            await asyncio.sleep(SHARE_EVERY)
+            if self._others:
+                ledger.hear(await self._ask("frontend.used", Empty(), dict[str, Used]))
 
     async def metrics(self) -> bytes:
         """Prometheus text; where there are several processes, with a label that says whose a series is."""
@@ -133,6 +146,9 @@ class Siblings:
 
     async def _on_cancel(self, request: Cancel, context: RpcContext) -> bool:
         return self._service.cancel(request.id, request.by)
+
+    async def _on_used(self, request: Empty, context: RpcContext) -> dict[str, Used]:
+        return self._ledger.used()
 
     async def _on_metrics(self, request: Empty, context: RpcContext) -> bytes:
         return self._service.metrics.text()

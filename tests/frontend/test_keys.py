@@ -14,7 +14,7 @@ from pdd_runtime.errors import GraphError
 from pdd_runtime.frontend import keys as module
 from pdd_runtime.frontend.errors import RateLimitError
 from pdd_runtime.frontend.keys import Key, Keys, digest, new_key, operator_key, parse
-from pdd_runtime.frontend.limits import Account, Bucket
+from pdd_runtime.frontend.limits import Account, Bucket, Ledger, Used
 from tests.waiting import until
 
 
@@ -146,6 +146,26 @@ def test_an_account_counts_what_runs_and_what_it_made() -> None:
         "x-ratelimit-remaining-tokens": "0",
         "x-ratelimit-reset-tokens": "96.000s",
     }
+
+
+def test_what_is_used_in_another_process_counts_here_once_it_is_heard() -> None:
+    key = Key(name="a", sha256="", requests=2, requests_per_minute=1000, tokens_per_minute=100)
+    here, there = Ledger(), Ledger()
+    there.account("a").begin(key)
+    here.hear({1: there.used()})
+    here.account("a").begin(key)
+    with pytest.raises(RateLimitError, match="2 requests of key a are running"):
+        here.account("a").begin(key)
+    here.account("a").prompt(key, 50)
+    there.account("a").end(200)
+    here.hear({1: there.used()})
+    here.account("a").begin(key)
+    with pytest.raises(RateLimitError, match="100 tokens a minute"):
+        here.account("a").prompt(key, 1)
+    # Started again, it begins to count anew; what is unknown of the time before is not charged.
+    here.hear({1: {"a": Used(0, 0, 0)}})
+    here.hear({})
+    assert here.account("a").elsewhere == 0
 
 
 def test_who_has_keys_of_two_limits_gains_nothing_by_changing_between_them() -> None:

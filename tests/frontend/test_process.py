@@ -408,7 +408,7 @@ async def test_workers_that_are_killed_and_not_followed_are_an_error_event_and_n
                     await fleet.end("main", signal.SIGKILL)
                     await fleet.end("relay", signal.SIGKILL)
 
-        with pytest.raises(APIError, match="main|relay"):
+        with pytest.raises(APIError, match=r"main|relay"):
             await read()
         assert (await fleet.get("/ready")).status_code == 503
         with pytest.raises(APIStatusError) as raised:

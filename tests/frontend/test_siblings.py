@@ -1,0 +1,71 @@
+"""What frontend processes tell each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import cast
+
+import pytest
+
+from pdd_runtime.frontend import siblings as module
+from pdd_runtime.frontend.keys import Key
+from pdd_runtime.frontend.limits import Ledger
+from pdd_runtime.frontend.service import Service
+from pdd_runtime.frontend.siblings import Siblings
+from pdd_runtime.plugins.discovery import Discovery, Member
+from pdd_runtime.plugins.routing import WorkerKey
+from pdd_runtime.rpc import Greeting, RpcServer
+from tests.waiting import until
+
+
+class Known:
+    """A discovery that has found all there will be."""
+
+    def __init__(self, *members: Member) -> None:
+        self.members = members
+
+    async def watch(self) -> AsyncGenerator[tuple[Member, ...], None]:
+        yield self.members
+        await asyncio.Event().wait()
+
+
+async def test_what_a_key_uses_at_one_counts_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHARE_EVERY", 0.02)
+    greeting = Greeting(graph="g", secret="s", cluster="dc", name="frontend")
+    planes = [RpcServer(greeting) for _ in range(3)]
+    ends = [await plane.start("127.0.0.1") for plane in planes]
+    members = [
+        Member(
+            key=WorkerKey("frontend", index, f"epoch-{index}"),
+            role="frontend",
+            cluster="dc",
+            state="ready",
+            pid=1,
+            endpoint="",
+            plane=end,
+        )
+        for index, end in enumerate(ends)
+    ]
+    all_of_them = [Siblings(cast(Service, None), member.key) for member in members]
+    ledgers, tasks = [Ledger() for _ in members], []
+    key = Key(name="a", sha256="", requests=2)
+    try:
+        for each, plane, ledger in zip(all_of_them, planes, ledgers, strict=True):
+            await each.start(cast(Discovery, Known(*members)), greeting, plane)
+            tasks.append(asyncio.create_task(each.share(ledger)))
+        for ledger in ledgers[:2]:
+            ledger.account("a").begin(key)
+        await until(lambda: [ledger.account("a").elsewhere for ledger in ledgers] == [1, 1, 2])
+        ledgers[0].account("a").end(5)
+        await until(lambda: [ledger.account("a").elsewhere for ledger in ledgers] == [1, 0, 1])
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        for each in all_of_them:
+            await each.close()
+        for plane in planes:
+            await plane.close()
