@@ -152,7 +152,14 @@ class Fleet:
         return driver
 
     async def ask(
-        self, driver: Driver, prompt: list[int], max_tokens: int, salt: str = "", id: str = "", **sampling: Any
+        self,
+        driver: Driver,
+        prompt: list[int],
+        max_tokens: int,
+        salt: str = "",
+        id: str = "",
+        beside: str = "",
+        **sampling: Any,
     ) -> Answer:
         """One request to its end."""
         answer, asked = Answer(), now()
@@ -163,6 +170,7 @@ class Fleet:
             max_tokens=max_tokens,
             sampling=Sampling(**({"temperature": 0.0} | sampling)),
             salt=salt,
+            beside=beside,
         )
 
         def put(item: Token | Finish) -> None:
