@@ -63,6 +63,8 @@ def timeline_rows(body: Mapping[str, Any]) -> list[Row]:
     tokens, cached = body["tokens"], body["cached"]
     route, events = body["route"], _Events(body["events"])
     rows = []
+    if (queued := events.at("queued")) is not None:
+        rows.append(Row("queued", "red", queued, events.at("admitted", "cancelled", "error"), "no room"))
     if route != "A":
         prompt = f"{_tokens(body['prompt_tokens'])}, {cached['prefill'] or 0} of them cached"
         rows.append(Row("prefill", "cyan", events.at("prefill starts"), events.at("prefill ends"), prompt))
@@ -84,6 +86,8 @@ def timeline_rows(body: Mapping[str, Any]) -> list[Row]:
         begun = events.at("extended", "seal", "main starts")
         done = events.at("commit")
         rows.append(Row("handoff", "magenta", begun, done, _handoff(handoff)))
+    if route == "P-RLD":
+        return rows
     # After a handoff main's bar begins with its first token.
     first = events.at("commit") if handoff is not None else None
     start = first if first is not None else events.at("main starts")
@@ -93,8 +97,9 @@ def timeline_rows(body: Mapping[str, Any]) -> list[Row]:
 
 def explain(body: Mapping[str, Any]) -> list[str]:
     """A sentence or two for a newcomer."""
+    recovered = [_recovery(recovery) for recovery in body["recoveries"]]
     if body["error"]:
-        return [f"It failed: {plain(str(body['error']))}"]
+        return [*recovered, f"It failed: {plain(str(body['error']))}"]
     handoff, tokens, route = body["handoff"], body["tokens"], body["route"]
     far = next((transfer for transfer in body["kv"] if not str(transfer["edge"]).endswith("->relay")), None)
     lines = [f"Why this route: {plain(str(body['reason']))}."] if body["reason"] else []
@@ -106,13 +111,15 @@ def explain(body: Mapping[str, Any]) -> list[str]:
             f"{_tokens(tokens['relay'])}. Then token IDs, not their KV, went to main, which computed the KV of "
             f"{_tokens(handoff['extended'])}{gap}."
         )
+    elif route == "P-RLD":
+        lines.append("The relay served it to its end, and its KV never crossed to main.")
     elif route == "P-MD" and far is not None:
         had = body["cached"]["main"] or 0
         lines.append(
             f"Main had the KV of {had} of the prompt's {body['prompt_tokens']} tokens: "
             f"{_size(far['bytes'])} went to it before it could go on."
         )
-    return lines
+    return lines + recovered
 
 
 class _Events:
@@ -124,6 +131,11 @@ class _Events:
     def at(self, *words: str, last: bool = False) -> float | None:
         times = [float(event["t"]) for event in self._events if str(event["what"]).partition(":")[0] in words]
         return (times[-1] if last else times[0]) if times else None
+
+
+def _recovery(recovery: Mapping[str, Any]) -> str:
+    then = f"{plain(str(recovery['to']))} took over" if recovery["to"] else "nobody had to take over"
+    return f"At {recovery['t']:.2f} s: {plain(str(recovery['why']))} ({plain(str(recovery['reason']))}); {then}."
 
 
 def _handoff(handoff: Mapping[str, Any]) -> str:

@@ -40,6 +40,7 @@ def body(**changes: Any) -> dict[str, Any]:
         ],
         "handoff": {"strategy": "catch-up", "sealed_at": 24, "extended": 24, "rounds": 1, "gap": 0.2},
         "events": [{"t": t, "worker": worker, "what": what} for t, worker, what in events],
+        "recoveries": [],
         "finish_reason": "length",
         "error": None,
         **changes,
@@ -81,6 +82,13 @@ def test_a_relayed_request_is_drawn_on_one_axis_and_explained() -> None:
     ]
 
 
+def test_who_took_over_from_whom_is_told() -> None:
+    lost = {"t": 2.5, "role": "main", "worker": "main/0", "reason": "worker-lost", "why": "worker main/0 was lost"}
+    shown = drawn(body(recoveries=[{**lost, "to": "main/1"}, {**lost, "t": 3.0, "to": ""}]))
+    assert "At 2.50 s: worker main/0 was lost (worker-lost); main/1 took over." in shown
+    assert "At 3.00 s: worker main/0 was lost (worker-lost); nobody had to take over." in shown
+
+
 def test_a_second_turn_says_what_main_had() -> None:
     events = [(0.0, "prefill starts"), (0.1, "prefill ends: 1000 tokens, 960 of them cached"), (0.5, "main starts")]
     direct = body(
@@ -99,6 +107,34 @@ def test_a_second_turn_says_what_main_had() -> None:
         "main tokens                     █████████▶ 0.50–1.00 s 9 tokens",
         "            0······················0.75 s…",
         "Main had the KV of 960 of the prompt's 1000 tokens: 1.0 MB went to it before it could go on.",
+    ]
+
+
+def test_one_that_waited_for_its_admission_and_ended_on_the_relay() -> None:
+    events = [
+        (0.0, "queued: behind 2: main/0 is full with 16 of 16 requests"),
+        (0.5, "admitted: after 0.500 s"),
+        (0.5, "prefill starts"),
+        (1.0, "prefill ends: 1000 tokens, 0 of them cached"),
+        (1.1, "relay starts"),
+        (2.0, "relay stops: length"),
+    ]
+    finished = body(
+        route="P-RLD",
+        reason="",
+        kv=[transfer("prefill->relay", 0.6, 1.1, 1_000_000)],
+        handoff=None,
+        tokens={"prefill": 1, "relay": 9, "main": 0},
+        events=[{"t": t, "worker": "", "what": what} for t, what in events],
+    )
+    assert drawn(finished) == [
+        "timeline of req-1  route P-RLD",
+        "queued       █████████                      0.00–0.50 s no room",
+        "prefill               █████████             0.50–1.00 s 1000 tokens, 0 of them cached",
+        "KV → relay             ██████████           0.60–1.10 s 1.0 MB, 63 blocks, 16 Mbit/s",
+        "relay tokens                     █████████▶ 1.10–2.00 s 9 tokens",
+        "             0······················1.65 s…",
+        "The relay served it to its end, and its KV never crossed to main.",
     ]
 
 

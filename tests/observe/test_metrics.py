@@ -82,6 +82,14 @@ def test_what_failed_counts_its_bytes_but_not_its_times() -> None:
     assert ("pdd_ttft_seconds_count", ("P-RLD-MD",)) not in got
 
 
+def test_who_went_on_without_a_worker_is_counted_by_its_role_and_why() -> None:
+    metrics, timeline = Metrics(lambda: 0), finished()
+    for worker in ("main/0", "main/1"):
+        timeline.recovers("main", worker, "silent", RuntimeError("silent"))
+    metrics.ended(200, 9.0, pace(), timeline)
+    assert samples(metrics)["pdd_recoveries_total", ("main", "silent")] == 2
+
+
 def test_two_frontends_in_one_process_do_not_meet() -> None:
     one, other = Metrics(lambda: 0), Metrics(lambda: 0)
     one.ended(200, 1.0, pace(), finished())
