@@ -22,6 +22,7 @@ from pdd_runtime.errors import NoRoute
 from pdd_runtime.plugins.routing import (
     ClusterView,
     EdgeView,
+    Finishing,
     RequestFacts,
     Role,
     Route,
@@ -84,7 +85,11 @@ EMPTY = ClusterView(workers=(), edges=PDD)
 
 @st.composite
 def facts(draw: st.DrawFn) -> RequestFacts:
-    return RequestFacts(prompt_tokens=draw(st.integers(1, 100_000)), max_tokens=draw(st.integers(1, 4096)))
+    return RequestFacts(
+        prompt_tokens=draw(st.integers(1, 100_000)),
+        max_tokens=draw(st.integers(1, 4096)),
+        single=draw(st.booleans()),
+    )
 
 
 @st.composite
@@ -108,7 +113,12 @@ def views(draw: st.DrawFn) -> ClusterView:
     ]
     chosen = draw(st.lists(st.sampled_from(possible), unique=True, max_size=len(possible)))
     edges = tuple(edge(*ends, draw(st.sampled_from([None, "wan"]))) for ends in chosen)
-    return ClusterView(workers=tuple(draw(st.permutations(workers))), edges=edges)
+    finishing = Finishing(
+        share=draw(st.floats(0, 1)),
+        sessions=draw(st.dictionaries(st.sampled_from(["relay-a/0", "relay-b/1"]), st.integers(0, 16))),
+        hit_rate_gaps=draw(st.dictionaries(st.sampled_from(["main-a", "main-b"]), st.floats(-1, 1))),
+    )
+    return ClusterView(workers=tuple(draw(st.permutations(workers))), edges=edges, finishing=finishing)
 
 
 class RoutingConformance:
@@ -173,7 +183,7 @@ class RoutingConformance:
             assert key is None or key in roles, f"{key} is not in the view"
         assert roles[route.main] == ("aggregated" if route.kind == "A" else "main")
         assert (route.prefill is not None) == (route.kind != "A"), f"a route {route.kind} with prefill {route.prefill}"
-        assert (route.relay is not None) == (route.kind == "P-RLD-MD"), f"a route {route.kind}, relay {route.relay}"
+        assert (route.relay is not None) == ("RLD" in route.kind), f"a route {route.kind}, relay {route.relay}"
         if route.prefill is not None:
             assert roles[route.prefill] == "prefill"
             assert _joined(view, route.prefill, route.main, "kv"), "no edge carries kv from its prefill to its main"

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from pdd_runtime.errors import NoRoute
 from pdd_runtime.pipeline.routing_policies import AlwaysRelay, HitThreshold, NeverRelay
-from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Route
+from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Route, RoutingPolicy
 from pdd_runtime.testing.routing_suite import RoutingConformance
 from tests.testing.outcomes import outcomes
 
@@ -21,6 +21,13 @@ class TestHitThreshold(RoutingConformance):
 
 class TestAlwaysRelay(RoutingConformance):
     plugin = AlwaysRelay
+
+
+class TestFinishingOnRelay(RoutingConformance):
+    @pytest.fixture
+    def policy(self) -> RoutingPolicy:
+        limits = {"max_tokens": 4096, "cached": 0.5, "requests": 0.5, "slots": 1.0, "hit_rate_gap": 0.3}
+        return AlwaysRelay(AlwaysRelay.Config.model_validate({"finish_on_relay": limits}))
 
 
 class TestNeverRelay(RoutingConformance):
