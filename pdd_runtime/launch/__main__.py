@@ -13,6 +13,7 @@ import msgspec
 from pdd_runtime.errors import PddError
 from pdd_runtime.graph import Graph
 from pdd_runtime.launch.detached import Order, Said
+from pdd_runtime.launch.logs import LauncherLog
 from pdd_runtime.launch.part import Part
 from pdd_runtime.launch.signals import stopped_by_signals
 from pdd_runtime.launch.state import GraphState
@@ -23,12 +24,14 @@ log = logging.getLogger("pdd_runtime.launch")
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # httpx logs every request, and this process asks the frontend every other second.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-        asyncio.run(_run(Graph.model_validate(order.graph), order.source, order.part))
+        graph = Graph.model_validate(order.graph)
+        state = GraphState(order.part.name(graph))
+        logging.basicConfig(level=logging.INFO, handlers=[LauncherLog(state.launcher_log)])
+        asyncio.run(_run(graph, state, order.source, order.part))
     except PddError as error:
         log.error("%s", error)
         _say(Said(error.to_wire()))
@@ -36,8 +39,8 @@ def main() -> int:
     return 0
 
 
-async def _run(graph: Graph, source: str, part: Part) -> None:
-    supervisor = Supervisor(graph, load_plugins(), GraphState(part.name(graph)), source, part=part)
+async def _run(graph: Graph, state: GraphState, source: str, part: Part) -> None:
+    supervisor = Supervisor(graph, load_plugins(), state, source, part=part)
     with stopped_by_signals(supervisor, lambda count: log.info("stopping" if count == 1 else "killing")):
         greeter = asyncio.create_task(_greet(supervisor), name="greeter")
         try:

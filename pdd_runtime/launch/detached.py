@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from typing import Any
 
@@ -77,7 +78,8 @@ async def start_detached(graph: Graph, source: str, state: GraphState, part: Par
     try:
         state.make()
         state.launcher_log.touch(mode=0o600)
-        log = state.launcher_log.open("wb")
+        os.truncate(state.launcher_log, 0)
+        log = state.launcher_log.open("ab")
     except OSError as error:
         raise LaunchError(
             "the state directory cannot be used", where=str(state.directory), why=error.strerror or str(error)

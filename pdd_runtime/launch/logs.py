@@ -6,7 +6,8 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
-from io import FileIO
+from io import FileIO, TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import BinaryIO
 
@@ -103,6 +104,18 @@ class LogFile:
             self._torn = False
         self._file = FileIO(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab")
         self._size = self._file.tell()
+
+
+class LauncherLog(RotatingFileHandler):
+    """What the launcher itself has to say, bounded like all else, and for the user alone."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        super().__init__(path, maxBytes=max_bytes, backupCount=1, encoding="utf-8")
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def _open(self) -> TextIOWrapper:
+        file = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return TextIOWrapper(os.fdopen(file, "ab"), encoding="utf-8", errors="replace")
 
 
 class LogReader:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from contextlib import suppress
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdd_runtime.launch.logs import MAX_LINE, LogFile, LogReader
+from pdd_runtime.launch.logs import MAX_LINE, LauncherLog, LogFile, LogReader
 
 
 def test_pieces_of_output_become_lines(tmp_path: Path) -> None:
@@ -74,13 +75,14 @@ def test_what_is_secret_is_not_in_the_log_nor_in_what_is_shown_of_it(tmp_path: P
 
 FULL = """
 import logging, resource, sys
+import logging
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from pdd_runtime.launch.logs import LogFile
+from pdd_runtime.launch.logs import MAX_LINE, LauncherLog, LogFile, LogReader
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 log = LogFile(Path(sys.argv[1]))
@@ -140,3 +142,17 @@ def test_on_a_full_disk_as_well(tmp_path: Path) -> None:
         assert log.trouble == ""
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_the_launchers_own_log_is_bounded_too_and_for_the_user_alone(tmp_path: Path) -> None:
+    log, path = logging.getLogger("of-the-launcher"), tmp_path / "launcher.log"
+    handler = LauncherLog(path, max_bytes=4000)
+    log.addHandler(handler)
+    for number in range(1000):
+        log.warning("line %d", number)
+    log.removeHandler(handler)
+    handler.close()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["launcher.log", "launcher.log.1"]
+    assert all(file.stat().st_size <= 4000 and file.stat().st_mode & 0o777 == 0o600 for file in files)
+    assert path.read_text().endswith(" WARNING line 999\n")
