@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import DeadlineExceeded, PddError, RemoteError, RequestError
+from pdd_runtime.errors import DeadlineExceeded, Overloaded, PddError, RemoteError, RequestError
 from pdd_runtime.frontend.bell import Bell, ClientGone, Write
 from pdd_runtime.frontend.choice import FinishReason, Piece
 from pdd_runtime.frontend.errors import Answered, answer_for
@@ -268,6 +268,8 @@ class Answer(Response):
         if isinstance(error, RequestError):
             error = self._job.in_fields(error)
         unexpected = not isinstance(error, PddError)
+        if isinstance(error, Overloaded):  # One in a flood of them: admission tells of the flood.
+            return answer_for(error)
         log.warning("request %s failed: %s", self._job.sessions[0].id, error, exc_info=error if unexpected else None)
         return answer_for(error)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Callable, Sequence
 
 from pdd_runtime.clock import now
@@ -17,8 +19,12 @@ from pdd_runtime.pipeline.hit_rates import HitRates
 from pdd_runtime.pipeline.request import SessionRequest
 from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Route, WorkerKey
 
+log = logging.getLogger(__name__)
+
 LOOK = 0.02
 """Seconds between two looks at what workers say, while anybody waits. What ends here is seen at once."""
+QUIET = 60.0
+"""Seconds without a refusal after which the next one is told in the log again."""
 SOONEST = 1.0
 """Seconds after which who is refused may try again, at least."""
 
@@ -70,6 +76,8 @@ class Admission:
         self._rate = DrainRate()
         self._look: asyncio.TimerHandle | None = None
         self._closed = False
+        self._refused_at = -math.inf
+        """When the last one was."""
 
     async def admit(self, request: SessionRequest, timeline: Timeline) -> Admitted:
         """Returns when the request may begin. Raises `Overloaded` where too many wait, or it would wait for too long;
@@ -166,7 +174,8 @@ class Admission:
         if isinstance(found, str):
             return found
         self.finishing.begun(found.route)
-        self._compare(found.route, facts, view)
+        if not request.beside:  # Its prompt is on its way to main, which is no gap.
+            self._compare(found.route, facts, view)
         return Admitted(self, found, request.tenant, len(request.tokens), self._cost(request))
 
     def _compare(self, route: Route, facts: RequestFacts, view: ClusterView) -> None:
@@ -192,6 +201,9 @@ class Admission:
             "long": f"{ahead} come first, and none waits for more than {self._spec.max_wait:.3g} s",
             "waited": f"there was no room for it within {self._spec.max_wait:.3g} s",
         }[reason]
+        if at - self._refused_at > QUIET:
+            log.warning("requests are refused from now on: %s", said)
+        self._refused_at = at
         error = Overloaded(
             "more is asked for than can be served now",
             where=f"request {asking.request.id}",

@@ -143,6 +143,8 @@ class DrainRate:
 
     SPAN = 5.0
     """Seconds after which what was seen counts for a third."""
+    FORGETS = 30.0
+    """The same, while none waits."""
     LEAST = 0.5
     """Seconds of waiting after which something is known."""
 
@@ -168,8 +170,9 @@ class DrainRate:
         return at - self._last
 
     def _to(self, at: float) -> None:
+        kept = math.exp((self._at - at) / (self.SPAN if self._waiting else self.FORGETS))
+        self._count *= kept
+        self._time *= kept
         if self._waiting:
-            kept = math.exp((self._at - at) / self.SPAN)
-            self._count *= kept
-            self._time = self._time * kept + self.SPAN * (1.0 - kept)
+            self._time += self.SPAN * (1.0 - kept)
         self._at = at

@@ -85,7 +85,10 @@ class World:
         return await self.admission.admit(request, timeline)
 
     def asks(self, tenant: str = "", **more: Any) -> asyncio.Task[Admitted]:
-        return asyncio.create_task(self.ask(tenant, **more))
+        """Beside the test, which need not look at what comes of it."""
+        task = asyncio.create_task(self.ask(tenant, **more))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
     async def fill(self) -> list[Admitted]:
         """Until there is no room: of prefill, which has the fewest places, three."""
@@ -258,11 +261,18 @@ async def test_a_full_queue_refuses_the_newest_of_who_has_most_waiting() -> None
     world.admission.close()
 
 
-async def test_without_a_queue_one_that_finds_no_room_is_refused() -> None:
+async def test_without_a_queue_one_that_finds_no_room_is_refused_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World("spec.admission.queue=0")
     await world.fill()
+    for _ in range(3):
+        with pytest.raises(Overloaded):
+            await world.ask()
+    world.at += 61
     with pytest.raises(Overloaded):
         await world.ask()
+    assert caplog.messages == ["requests are refused from now on: the queue is full, with 0"] * 2
 
 
 async def test_who_would_wait_too_long_is_told_so_at_once_and_when_to_come_again() -> None:
