@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from pdd_runtime.clock import now
 from pdd_runtime.errors import CapacityError, DeadlineExceeded, EngineError, PddError, TransferError, WorkerLost
 from pdd_runtime.pipeline import deadlines
 from pdd_runtime.pipeline.legs import Leg
@@ -15,6 +16,8 @@ from pdd_runtime.plugins.routing import WorkerKey
 if TYPE_CHECKING:
     from pdd_runtime.pipeline.part import Part
     from pdd_runtime.pipeline.peers import Peer
+    from pdd_runtime.pipeline.sender import Fetch
+    from pdd_runtime.pipeline.session import Session
 
 
 class Held(Protocol):
@@ -98,7 +101,12 @@ async def _fetch(
     record = session.timeline.transfer(giver.key.pool, taker.key.pool)
     session.timeline.event(taker, f"KV from {giver.key.pool} starts")
     try:
-        with part.guarding(leg, giver, source, f"sending KV to {taker}"):
+        with (
+            part.guarding(leg, giver, source, f"sending KV to {taker}"),
+            giver.sends(taker.member.cluster) as fetch,
+        ):
+            if giver.member.cluster != taker.member.cluster:
+                part.beside(_made(session, fetch))
             async for event in leg:
                 match event:
                     case Fetching(blocks_cached):
@@ -109,8 +117,10 @@ async def _fetch(
                             session.cached_on_main(there_already)
                     case FetchProgress(blocks, size):
                         record.blocks_sent, record.bytes = blocks, size
+                        fetch.has(size, now())
                     case Fetched(report, there):
                         record.blocks_sent, record.bytes = report.blocks, report.bytes
+                        fetch.has(report.bytes, now())
                         record.goodput, record.finished = report.goodput, session.timeline.elapsed
                         session.timeline.event(taker, f"KV from {giver.key.pool} ends: {there} tokens are there")
                         return leg, there
@@ -118,6 +128,11 @@ async def _fetch(
     except PddError:
         await leg.close()
         raise
+
+
+async def _made(session: Session, fetch: Fetch) -> None:
+    await session.until(lambda: len(session.log) > 0, "the first token")
+    fetch.made(now())
 
 
 async def _receive(part: Part, giver: Peer, taker: Peer, tokens: tuple[int, ...]) -> tuple[Held, int]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from pdd_runtime.clock import now
 from pdd_runtime.pipeline.pulse import Pulse
-from pdd_runtime.pipeline.sender import Seen, Sender
+from pdd_runtime.pipeline.sender import Fetch, Fetches, Seen, Sender
 from pdd_runtime.pipeline.times import Times
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.engine import Load
@@ -30,6 +30,8 @@ class Peer:
         """Requests there that are not of this driver."""
         self._senders: dict[str, Sender] = {}
         """What it sees of its ways, by the clusters that they lead to."""
+        self._fetches: dict[str, Fetches] = {}
+        """What this driver sees of them."""
         self.sessions = 0
         """Sessions of this driver that need it. They count at once; the worker's own load comes a moment later."""
         self.giving = 0
@@ -54,7 +56,19 @@ class Peer:
 
     def sees(self, at: float) -> list[Seen]:
         """Of its ways to other clusters, at that moment."""
-        return [seen for sender in self._senders.values() if (seen := sender.seen(at))]
+        ways: tuple[Sender | Fetches, ...] = (*self._senders.values(), *self._fetches.values())
+        return [seen for way in ways if (seen := way.seen(at))]
+
+    @contextmanager
+    def sends(self, cluster: str) -> Iterator[Fetch]:
+        """It sends KV to a worker of that cluster."""
+        if cluster not in self._fetches:
+            self._fetches[cluster] = Fetches(self.member.cluster, cluster)
+        fetch = Fetch(self._fetches[cluster])
+        try:
+            yield fetch
+        finally:
+            fetch.end(now())
 
     @property
     def needed(self) -> bool:

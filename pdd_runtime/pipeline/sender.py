@@ -1,4 +1,4 @@
-"""What a worker sees of one of its ways to other clusters, and for how long it holds."""
+"""What is seen of one of a worker's ways to other clusters, by itself and by who has it send."""
 
 from __future__ import annotations
 
@@ -60,3 +60,59 @@ class Sender:
         waited = at - self._since if waits else 0.0
         stalled = max(waited if waited > STALL else 0.0, self._until - at)
         return Seen(self._source, self._last, stalled if waits or stalled > 0.0 else None, at - self._moved)
+
+
+class Fetches:
+    """What this driver has a worker send to one other cluster. A sender knows of no fetch whose beginning is lost."""
+
+    def __init__(self, source: str, target: str) -> None:
+        self._target, self._sender = target, Sender(source)
+        self._sent = self._waiting = 0
+
+    def seen(self, at: float) -> Seen | None:
+        """Its silence alone: the rest is the sender's to say. None: nothing is known."""
+        seen = self._sender.seen(at)
+        if seen is None or seen.stalled is None:
+            return None
+        return seen._replace(telemetry=LinkTelemetry(cluster=self._target))
+
+    def waits(self, more: int, at: float) -> None:
+        """So many fetches more wait for what has been made, or fewer."""
+        self._waiting += more
+        self._tell(at)
+
+    def moved(self, nbytes: int, at: float) -> None:
+        """So many bytes more have come."""
+        self._sent += nbytes
+        self._tell(at)
+
+    def _tell(self, at: float) -> None:
+        self._sender.update(LinkTelemetry(cluster=self._target, sent=self._sent, queue=self._waiting), at)
+
+
+class Fetch:
+    """One of them, from its beginning to its end."""
+
+    def __init__(self, fetches: Fetches) -> None:
+        self._fetches = fetches
+        self._bytes = 0
+        self._waits = self._over = False
+
+    def made(self, at: float) -> None:
+        """All that it is for has been made: from now on it waits for the way alone."""
+        if not self._waits and not self._over:
+            self._waits = True
+            self._fetches.waits(1, at)
+
+    def has(self, nbytes: int, at: float) -> None:
+        """So much has come so far."""
+        if nbytes > self._bytes:
+            more, self._bytes = nbytes - self._bytes, nbytes
+            self._fetches.moved(more, at)
+
+    def end(self, at: float) -> None:
+        """Whole or not."""
+        self._over = True
+        if self._waits:
+            self._waits = False
+            self._fetches.waits(-1, at)

@@ -6,7 +6,7 @@ import pytest
 
 from pdd_runtime.graph import loads
 from pdd_runtime.pipeline.links import Links
-from pdd_runtime.pipeline.sender import Seen, Sender
+from pdd_runtime.pipeline.sender import Fetch, Fetches, Seen, Sender
 from pdd_runtime.plugins.transport import LinkTelemetry
 
 GRAPH = """
@@ -99,3 +99,40 @@ def test_what_was_slow_once_is_tried_again_and_what_was_fast_stays_so() -> None:
     assert rates == sorted(rates)
     assert rates[3] == pytest.approx(25e6)
     assert links.views([Seen("dc-a", fast, None, 600.0)])[0].rate == 80e6
+
+
+def test_what_a_driver_waits_for_is_silent_once_it_was_made_and_until_anything_comes() -> None:
+    fetches = Fetches("dc-a", "dc-b")
+    first, second = Fetch(fetches), Fetch(fetches)
+    assert fetches.seen(100.0) is None
+    first.made(100.0)
+    second.made(102.0)
+
+    def stalled(at: float) -> float | None:
+        seen = fetches.seen(at)
+        return None if seen is None else seen.stalled
+
+    assert stalled(104.0) == 4.0
+    # A part of either is a sign of life, what is said twice is none.
+    second.has(500, 105.0)
+    second.has(500, 106.0)
+    assert stalled(105.5) == 0.0
+    assert stalled(107.0) == 2.0
+    second.has(900, 107.5)
+    second.end(107.5)
+    assert stalled(107.6) == 0.0
+    first.has(10, 108.0)
+    first.end(108.0)
+    first.made(109.0)
+    assert stalled(200.0) is None
+
+
+def test_a_fetch_that_is_given_up_is_remembered_as_silence() -> None:
+    fetches = Fetches("dc-a", "dc-b")
+    fetch = Fetch(fetches)
+    fetch.made(0.0)
+    fetch.end(6.0)
+    seen = fetches.seen(7.0)
+    assert seen is not None
+    assert seen.stalled == 5.0
+    assert (seen.telemetry.queue, seen.telemetry.goodput) == (0, None)
