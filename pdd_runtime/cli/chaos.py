@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import signal
 from collections.abc import AsyncIterator, Sequence
@@ -65,6 +66,8 @@ def duration(text: str) -> float:
 def run_chaos(options: ChaosOptions, consoles: Consoles) -> int:
     """Returns the exit code: 0 where all is well, 1 where the verdict says no, 130 where it was broken off before there
     was anything to judge."""
+    # What this process itself sees of discovery's troubles belongs in no table.
+    logging.getLogger("pdd_runtime").addHandler(logging.NullHandler())
     try:
         made = asyncio.run(_run(options, consoles))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -284,8 +287,7 @@ def _failed(made: ChaosReport) -> Table:
     for column in ("AT", "REQUEST", "TOKEN", "WHY"):
         table.add_column(column, justify="right" if column in ("AT", "TOKEN") else "left")
     for one in made.failed[:_SHOWN]:
-        position = "" if one.position is None else str(one.position)
-        table.add_row(f"{one.at:.1f} s", one.id, position, Text(plain(one.why).partition("\n")[0]))
+        table.add_row(f"{one.at:.1f} s", one.id, str(one.position), Text(plain(one.why).partition("\n")[0]))
     return table
 
 

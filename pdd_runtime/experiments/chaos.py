@@ -14,7 +14,7 @@ from pdd_runtime.errors import PddError
 from pdd_runtime.experiments.chaos_report import ChaosReport, Seen
 from pdd_runtime.experiments.client import Front
 from pdd_runtime.experiments.holdings import Holdings, Leak, settled
-from pdd_runtime.experiments.storm import Made, Storm, Stream, asked
+from pdd_runtime.experiments.storm import Made, Script, Storm, Stream, Strikes, asked, following
 from pdd_runtime.experiments.workload import Workload
 from pdd_runtime.launch import ps
 from pdd_runtime.testing.faults import Fault, Faults, RunningGraph, schedule
@@ -66,26 +66,36 @@ class Chaos:
     """One game day in `running`, which is ready for requests."""
 
     def __init__(
-        self, running: RunningGraph, front: Front, faults: Faults, workload: Workload, plan: ChaosPlan
+        self,
+        running: RunningGraph,
+        front: Front,
+        faults: Faults,
+        workload: Workload,
+        plan: ChaosPlan,
+        script: Script | None = None,
     ) -> None:
-        """Raises `FaultError` where the graph has nothing for one of the faults to strike."""
+        """`script` makes the faults instead of the plan, and the day ends with it. Raises `FaultError` where the graph
+        has nothing for one of the plan's faults to strike."""
         self._running, self._front, self._faults = running, front, faults
-        self._workload, self._plan = workload, plan
-        self._schedule = schedule(running.graph, plan.kinds, plan.span, plan.every, plan.lasting, plan.seed)
+        self._workload, self.plan = workload, plan
+        planned = schedule(running.graph, plan.kinds, plan.span, plan.every, plan.lasting, plan.seed)
+        self._script = following(planned) if script is None else self._until_the_end(script)
+        self.seen: Seen | None = None
+        """What `run` has judged."""
         self.stop = asyncio.Event()
         """Set it to end the faults and the traffic now; what they were up to then is judged."""
 
     async def run(self, watcher: ChaosWatcher) -> ChaosReport:
         """Raises `ChaosError` where the graph does not answer as it should while nothing is done to it."""
-        requests = asked(self._workload, self._plan.streams, self._plan.seed)
-        url, streams = self._running.url, self._plan.streams
+        requests = asked(self._workload, self.plan.streams, self.plan.seed)
+        url, streams = self._running.url, self.plan.streams
         async with Storm(url, self._front, requests, streams, self._workload.timeout) as storm:
-            seen = await self._see(storm, watcher)
+            self.seen = await self._see(storm, watcher)
             watcher.phase("waiting for timelines")
-        return seen.report(self._running.graph, self._plan)
+        return self.seen.report(self._running.graph, self.plan)
 
     async def _see(self, storm: Storm, watcher: ChaosWatcher) -> Seen:
-        plan = self._plan
+        plan = self.plan
         watcher.phase("asking undisturbed")
         wanted, steady, calm = await self._undisturbed(storm)
         watcher.phase("looking what is held")
@@ -105,13 +115,20 @@ class Chaos:
             return await self._faults.make(fault)
 
         begun = now()
-        made = await storm.rage(self._schedule, make, begun + plan.span, self.stop)
+        made = await storm.rage(self._script, make, begun + plan.span, self.stop)
         watcher.phase("waiting for what was struck to come back")
         back = await self._back(made)
         watcher.phase("looking what is held")
         after, leaks = await self._settled(before)
         restarted = {name: count - restarts.get(name, 0) for name, count in (await self._restarts()).items()}
         return Seen(storm.ended, wanted, steady, calm, begun, made, before, after, leaks, restarted, back)
+
+    def _until_the_end(self, script: Script) -> Script:
+        async def whole(strikes: Strikes) -> None:
+            await script(strikes)
+            self.stop.set()
+
+        return whole
 
     async def _undisturbed(self, storm: Storm) -> tuple[dict[int, tuple[int, ...]], frozenset[int], list[Stream]]:
         """What each request is answered with, which are so twice, and the second time itself."""
@@ -138,7 +155,7 @@ class Chaos:
     async def _back(self, made: Sequence[Made]) -> float | None:
         """Seconds from the end of the last fault until every process was ready; None: it took too long."""
         last = max((one.ended or one.at for one in made), default=now())
-        until = now() + self._plan.recovery
+        until = now() + self.plan.recovery
         while now() < until:
             statuses = [await ps(state) for state in self._running.states]
             if all(one.state == "ready" for status in statuses for one in status.processes):
@@ -148,6 +165,6 @@ class Chaos:
 
     async def _settled(self, before: Holdings) -> tuple[Holdings, tuple[Leak, ...]]:
         try:
-            return await settled(self._running, self._front, before, spare=SPARE, patience=self._plan.recovery)
+            return await settled(self._running, self._front, before, spare=SPARE, patience=self.plan.recovery)
         except httpx.HTTPError as error:
             raise ChaosError("no frontend is there to be asked what is held", why=str(error)) from error

@@ -42,8 +42,8 @@ class Failed(_Form):
     """Of its request; empty: it got none."""
     at: float
     why: str
-    position: int | None
-    """The first token that is another; None: none is."""
+    position: int
+    """The token at which it is not: the first that is another, or that came late, or did not come."""
     timeline: dict[str, Any] | None
     """As `GET /pdd/requests/{id}` told it."""
 
@@ -143,9 +143,7 @@ class Seen:
             ),
             "first_token": max((s.outcome.stamps[0] - s.outcome.due for s in streams if s.outcome.stamps), default=0.0),
             "failed": tuple(
-                self._failed(one, deviations.get(id(one)))
-                for one in streams
-                if one.outcome.error is not None or deviations.get(id(one)) is not None
+                failed for one in streams if (failed := self._failed(one, deviations.get(id(one)), plan)) is not None
             ),
             "leaks": tuple(map(str, self.leaks)),
             "restarts": {name: count for name, count in self.restarted.items() if count},
@@ -172,13 +170,22 @@ class Seen:
             touched=tuple(touched),
         )
 
-    def _failed(self, one: Stream, position: int | None) -> Failed:
+    def _failed(self, one: Stream, deviation: int | None, plan: ChaosPlan) -> Failed | None:
+        if one.outcome.error is not None:
+            why, position = one.outcome.error, len(one.outcome.tokens)
+        elif deviation is not None:
+            why, position = "its tokens are others than undisturbed", deviation
+        elif one.gap > plan.longest_gap:
+            why, position = f"it stood still for {one.gap:.2f} s", one.gap_at
+        else:
+            return None
+        outcome = one.outcome
         return Failed(
-            id=one.outcome.request_id,
-            at=one.outcome.sent - self.begun,
-            why=one.outcome.error or "its tokens are others than undisturbed",
+            id=outcome.request_id,
+            at=outcome.sent - self.begun,
+            why=why,
             position=position,
-            timeline=one.outcome.timeline,
+            timeline=outcome.timeline,
         )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import PddError
@@ -47,7 +47,15 @@ class Stream:
     @property
     def gap(self) -> float:
         """Seconds between two tokens, the longest."""
-        return max((b - a for a, b in pairwise(self.outcome.stamps)), default=0.0)
+        return self._waited(self.gap_at) if self.gap_at else 0.0
+
+    @property
+    def gap_at(self) -> int:
+        """The position of the token that ended it."""
+        return max(range(1, len(self.outcome.stamps)), key=self._waited, default=0)
+
+    def _waited(self, position: int) -> float:
+        return self.outcome.stamps[position] - self.outcome.stamps[position - 1]
 
     def deviation(self, wanted: Sequence[int]) -> int | None:
         """The first position at which its tokens are others than those; of one that ended in an error, as far as it
@@ -77,6 +85,53 @@ class Maker(Protocol):
     """Makes a fault, and says whom it struck."""
 
     async def __call__(self, fault: Fault) -> Sequence[object]: ...
+
+
+class Strikes:
+    """The faults of one storm."""
+
+    def __init__(self, make: Maker, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
+        self.made: list[Made] = []
+        self.begun = now()
+        self._make, self._group, self._stop = make, group, stop
+
+    def begin(self, fault: Fault) -> asyncio.Task[None]:
+        """Make it now; the task ends when it is over, whether it could be made or not."""
+        made = Made(fault, now())
+        self.made.append(made)
+        return self._group.create_task(self._strike(made))
+
+    async def pause(self, seconds: float) -> bool:
+        """False: the storm is to end meanwhile."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    async def _strike(self, made: Made) -> None:
+        try:
+            made.struck = tuple(str(process) for process in await self._make(made.fault))
+        except (PddError, OSError) as error:
+            made.error = str(error)
+        made.ended = now()
+
+
+Script = Callable[[Strikes], Coroutine[Any, Any, None]]
+"""Makes faults, one after the other or beside each other."""
+
+
+def following(faults: Sequence[Fault]) -> Script:
+    """Each at its time."""
+
+    async def script(strikes: Strikes) -> None:
+        for fault in faults:
+            if not await strikes.pause(strikes.begun + fault.at - now()):
+                return
+            strikes.begin(fault)
+
+    return script
 
 
 def asked(workload: Workload, streams: int, seed: int) -> tuple[Asked, ...]:
@@ -130,12 +185,10 @@ class Storm:
                 group.create_task(user())
         return streams
 
-    async def rage(self, faults: Sequence[Fault], make: Maker, until: float, stop: asyncio.Event) -> list[Made]:
-        """Requests one after the other on every stream, and the faults at their times, until `until` or `stop`; returns
-        when all streams have ended, and all faults are over."""
-        made: list[Made] = []
-        begun, numbers = now(), count()
-        shared = new_id("chaos")
+    async def rage(self, script: Script, make: Maker, until: float, stop: asyncio.Event) -> list[Made]:
+        """Requests one after the other on every stream, and the faults that `script` makes, until `until` or `stop`;
+        returns when all streams have ended, and all faults are over."""
+        numbers, shared = count(), new_id("chaos")
 
         async def user() -> None:
             while now() < until and not stop.is_set():
@@ -147,26 +200,12 @@ class Storm:
                 self.ended.append(stream)
                 self.on_end(stream)
 
-        async def strike(one: Made) -> None:
-            try:
-                one.struck = tuple(str(process) for process in await make(one.fault))
-            except (PddError, OSError) as error:
-                one.error = str(error)
-            one.ended = now()
-
-        async def strikes() -> None:
-            async with asyncio.TaskGroup() as group:
-                for fault in faults:
-                    if await _within(stop, begun + fault.at - now()):
-                        return
-                    made.append(Made(fault, now()))
-                    group.create_task(strike(made[-1]))
-
         async with asyncio.TaskGroup() as group:
+            strikes = Strikes(make, group, stop)
             for _ in range(self._streams):
                 group.create_task(user())
-            group.create_task(strikes())
-        return made
+            group.create_task(script(strikes))
+        return strikes.made
 
     async def _ask(self, one: Asked, salt: str) -> Stream:
         """One answer. A request that is refused before it was begun is sent again, as clients do."""
@@ -179,13 +218,3 @@ class Storm:
                 return Stream(one, outcome, refused)
             refused += 1
             await asyncio.sleep(_AGAIN)
-
-
-async def _within(event: asyncio.Event, seconds: float) -> bool:
-    """Whether it was set in that time."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

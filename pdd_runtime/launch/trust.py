@@ -8,13 +8,14 @@ from pdd_runtime.errors import GraphError
 from pdd_runtime.graph import Graph
 
 
-def trusted(graph: Graph) -> ssl.SSLContext | bool:
+def trusted(graph: Graph) -> ssl.SSLContext:
     """What an HTTP client is to verify: the very certificate that the frontend shows, whatever that is called, since it
-    is reached at an address of this host. True where the frontend is plain HTTP. Raises `GraphError`."""
+    is reached at an address of this host. Nobody where the frontend is plain HTTP. Raises `GraphError`."""
     tls = graph.spec.frontend.tls
-    if tls is None:
-        return True
+    # Not a client's default: loading the host's CAs takes tens of milliseconds, each time.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if tls is None:
+        return context
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:

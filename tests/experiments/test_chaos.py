@@ -34,7 +34,7 @@ spec:
     - {{from: relay, to: main, carries: tokens, link: wan}}
   frontend: {{port: 0}}
 """
-QUICK = ("--streams", "4", "-w", "prompt=100,output=uniform(60, 120),timeout=60", "--wait-timeout", "60")
+QUICK = ("--streams", "4", "-w", "prompt=100,output=uniform(40, 80),timeout=60", "--wait-timeout", "60")
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +61,19 @@ def judged(out: str) -> dict[str, Any]:
     return data
 
 
-def test_killed_workers_lose_no_token_and_all_is_down_afterwards(cli: Cli) -> None:
-    done = cli(
-        *("chaos", "stormy.yaml", "--for", "6s", "--kill-every", "2s", "--seed", "5", "--longest-gap", "30s"),
+def test_killed_workers_lose_no_token_ctrl_c_gives_a_verdict_and_all_is_down_afterwards(cli: Cli) -> None:
+    process = cli.start(
+        *("chaos", "stormy.yaml", "--for", "10m", "--kill-every", "1s", "--seed", "5", "--longest-gap", "30s"),
         *("--format", "json", *QUICK),
-        timeout=4 * PATIENCE,
     )
-    made = judged(done.out)
-    assert (done.code, made["ok"], made["reasons"]) == (0, True, []), done.err + done.out
-    assert len(made["faults"]) >= 2
+    for _ in range(3):
+        read_until(process, r"kill \w+/\d")
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=4 * PATIENCE)
+    made = judged(rest[rest.index("\n{") :])
+    assert (process.returncode, made["ok"], made["reasons"]) == (0, True, []), rest
+    assert len(made["faults"]) >= 3
     assert made["streams"] == made["same"] > 4
-    assert made["touched"] > 0
     assert sum(made["restarts"].values()) == sum(len(fault["struck"]) for fault in made["faults"])
     assert not (cli.directory / "state" / "stormy" / "launcher.json").exists()
 
@@ -94,17 +96,6 @@ def test_a_graph_that_users_have_is_struck_by_consent_alone(cli: Cli, url: str) 
     assert "0 changed" in done.out
     assert httpx.get(f"{url}/ready").is_success
     assert cli.pids("stormy") == pids
-
-
-def test_ctrl_c_ends_the_faults_and_gives_a_verdict(cli: Cli, url: str) -> None:
-    process = cli.start("chaos", "stormy", "--strike-running", "--for", "10m", "--kill-every", "1s", *QUICK)
-    read_until(process, r"kill \w+/\d")
-    process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=4 * PATIENCE)
-    assert "streams" in rest
-    assert process.returncode in (0, 1), rest
-    assert "Traceback" not in rest
-    assert httpx.get(f"{url}/health").is_success
 
 
 @pytest.mark.parametrize(
