@@ -113,6 +113,8 @@ class Sender:
             while not self._closing.is_set():
                 self._expire()
                 if not self._slots.acquire(timeout=TICK_SECONDS):
+                    if poll.poll(0):
+                        self._refusals.warning("pdd-tcp: all connections are in use: others wait for one to end")
                     continue
                 ready = poll.poll(TICK_SECONDS * 1000)
                 if self._closing.is_set():
