@@ -57,7 +57,7 @@ def test_clusters_with_launchers_of_their_own_each_have_all_ports(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "localhost"])
 def test_a_server_cannot_have_the_frontends_port(plugins: PluginManager, host: str) -> None:
-    frontend = (f"spec.frontend.host='{host}'", "spec.frontend.port=9001")
+    frontend = (f"spec.frontend.host='{host}'", "spec.frontend.port=9001", "spec.frontend.insecure=true")
     assert faults(plugins, *frontend, port("main", 9001)) == [
         f'--set {port("main", 9001)}: pool "main" cannot have port 9001: the frontend listens there as well, '
         f"and {ALONE}"
@@ -66,4 +66,5 @@ def test_a_server_cannot_have_the_frontends_port(plugins: PluginManager, host: s
 
 def test_a_frontend_at_another_address_is_in_nobodys_way(plugins: PluginManager) -> None:
     for frontend in ("host=192.0.2.7", "host=front.example.org"):
-        assert faults(plugins, f"spec.frontend.{frontend}", "spec.frontend.port=9001", port("main", 9001)) == []
+        away = (f"spec.frontend.{frontend}", "spec.frontend.insecure=true")
+        assert faults(plugins, *away, "spec.frontend.port=9001", port("main", 9001)) == []

@@ -73,7 +73,7 @@ def test_a_plugin_or_setting_that_is_not_there_is_told_with_the_nearest(plugins:
         '  fix: did you mean "tcp"? Else install the distribution that brings it; `pdd-runtime plugins` then lists it, '
         "or what is wrong with it",
         f'{path}:{routing}:45: routing policy hit-threshold has no setting "treshold"\n'
-        "  why: its settings are: threshold\n"
+        "  why: its settings are: finish_on_relay, threshold\n"
         '  fix: did you mean "threshold"?',
     ]
 
