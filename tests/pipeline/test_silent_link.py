@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pdd_runtime.clock import now
 from pdd_runtime.pipeline import Driver
 from pdd_runtime.plugins.messages import LineCut
 from pdd_runtime.plugins.routing import LinkView
@@ -17,6 +18,8 @@ from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+CUT = 10.0
+"""Seconds, most of which are left when the silence is noticed."""
 GRAPH = """
 apiVersion: pdd/v1alpha1
 kind: InferenceGraph
@@ -58,12 +61,16 @@ async def test_new_requests_take_another_way_until_something_gets_through_again(
     sender = next(member for member, _ in driver.workers() if member.role == "prefill")
     greeting = Greeting(graph=fleet.graph.name, secret=SECRET, cluster="dc-a", name="test")
     connection = await connect(sender.endpoint, greeting)
-    await connection.call("line.cut", LineCut("dc-b", 8.0), type(None), timeout=PATIENCE)
+    back = now() + CUT
+    await connection.call("line.cut", LineCut("dc-b", CUT), type(None), timeout=PATIENCE)
     stuck = asyncio.create_task(main_of(fleet, driver, prompt(600)))
     await until(lambda: near(driver).stalled > 1.0)
     assert not stuck.done()
-    for _ in range(3):
-        assert await main_of(fleet, driver, prompt(600)) == "main-c"
+    others = []
+    while now() < back - 1.0 and len(others) < 3:
+        others.append(await main_of(fleet, driver, prompt(600)))
+    assert others
+    assert set(others) == {"main-c"}
     # The cut is over, and what was stuck gets through.
     assert await stuck == "main-b"
     await until(lambda: near(driver).stalled == 0.0 and not any(link.queue for link in driver.links()))
