@@ -15,20 +15,25 @@ _ERROR = re.compile(
 
 
 def telling(written: Iterable[str]) -> str:
-    """The error of ours where it is the end; else how the first traceback ends, which those behind it only follow; else
-    the first line that tells of an error, or the last of all. Empty where nothing was written."""
+    """The last error of ours; else how the first traceback ends, which those behind it only follow; else the first line
+    that tells of an error, or the last of all. Empty where nothing was written."""
     lines = [line for line in written if line.strip()]
     if not lines:
         return ""
-    last = len(lines) - 1
-    while last > 0 and lines[last].startswith(_MORE):
-        last -= 1
-    if last == len(lines) - 1:
+    found = _ours(lines)
+    if found is None:
         found = _traceback(lines)
-        if found is None:
-            found = next((n for n, line in enumerate(lines) if _ERROR.search(line)), None)
-        last = last if found is None else found
-    return " — ".join(line.strip() for line in (lines[last], *_following(lines[last + 1 :])))
+    if found is None:
+        found = next((n for n, line in enumerate(lines) if _ERROR.search(line)), len(lines) - 1)
+    return " — ".join(line.strip() for line in (lines[found], *_following(lines[found + 1 :])))
+
+
+def _ours(lines: Sequence[str]) -> int | None:
+    """The number of the line that the last of them begins with."""
+    for number in reversed(range(1, len(lines))):
+        if lines[number].startswith(_MORE) and not lines[number - 1].startswith(_MORE):
+            return number - 1
+    return None
 
 
 def _traceback(lines: Sequence[str]) -> int | None:

@@ -49,7 +49,7 @@ ERROR pdd: main/0 ends: 3 passes have failed
 OURS_AND_MORE = """\
 ERROR pdd: main/0 ends: it hangs
   why: in step
-12:00:06 INFO pdd: closed
+12:00:06 ERROR pdd: threads still run
 """
 
 

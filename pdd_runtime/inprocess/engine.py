@@ -217,9 +217,11 @@ class InProcessEngine(Engine):
         try:
             await self.passes.run()
         except Exception as error:
-            log.exception("the engine can compute nothing more")
-            crash = EngineError("the engine's loop crashed", why=f"{type(error).__name__}: {error}")
-            self._refusal = error if isinstance(error, EngineError) else crash
+            if isinstance(error, EngineError):
+                self._refusal = error
+            else:
+                log.exception("the engine's loop crashed")
+                self._refusal = EngineError("the engine's loop crashed", why=f"{type(error).__name__}: {error}")
             self._end(self._sequences, self._refusal)
             for sequence in self._sequences:
                 # A pass that hangs may write into its blocks yet: they go to nobody else, and nobody waits for them.

@@ -69,8 +69,8 @@ class Passes:
         which then still writes into its sequences' blocks."""
         try:
             await self._run()
-        except _HungError as error:
-            raise self._hung() from error
+        except _HungError:
+            raise self._hung() from None
 
     async def _run(self) -> None:
         while not self._stopped:
