@@ -31,6 +31,7 @@ from pdd_runtime.launch import (
     stopped_by_signals,
     watch,
 )
+from pdd_runtime.launch.logs import LauncherLog
 from pdd_runtime.plugins import PluginManager
 
 
@@ -105,11 +106,15 @@ async def up_again(
     state = GraphState(part.name(loaded.graph))
     console = consoles.err if options.as_json else consoles.out
     change.tell(changes, console)
+    if not changes:
+        console.print(f"graph {state.name} runs as {loaded.path} says", markup=False)
     status: GraphStatus | None = None
     try:
         async with asyncio.timeout(options.wait_timeout):
-            if changes:
-                await change.apply(loaded, part, manner, wait=options.wait, consoles=consoles, console=console)
+            # Also where nothing is to be done: a launcher whose last change failed is to forget that graph.
+            await change.apply(
+                loaded, part, manner, wait=options.wait or not changes, consoles=consoles, console=console
+            )
             if options.wait:
                 with LiveStatus(console) as live:
                     status = await live.until_ready(watch(state))
@@ -125,8 +130,6 @@ async def up_again(
         consoles.json(_started(state))
     elif changes:
         console.print(f"graph {state.name} is being changed; `pdd-runtime ps {state.name}` shows how far it is")
-    if not changes:
-        console.print(f"graph {state.name} runs as {loaded.path} says: nothing was to be done", markup=False)
     return OK
 
 
@@ -259,7 +262,4 @@ def log_to(state: GraphState) -> None:
     """What this process itself has to say goes to the launcher's log, not between the lines of the terminal."""
     with suppress(OSError):  # `up` is about to say so itself
         state.make()
-        state.launcher_log.touch(mode=0o600)
-        logging.basicConfig(
-            filename=state.launcher_log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-        )
+        logging.basicConfig(level=logging.WARNING, handlers=[LauncherLog(state.launcher_log)])

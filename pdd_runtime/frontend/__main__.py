@@ -1,6 +1,5 @@
 """The entry of the frontend process, which the launcher starts:
-`python -m pdd_runtime.frontend --graph FILE.json --discovery HOST:PORT --epoch E [--index N --port P --shared
---replaces]`.
+`python -m pdd_runtime.frontend --graph FILE.json --discovery HOST:PORT --epoch E [--index N --fd F --replaces]`.
 
 The graph's secret is in the environment, `PDD_SECRET`. It ends at EOF on stdin, or after the running answers at
 SIGTERM (exit code 0), and when it cannot start (3; the error is on stderr).
@@ -44,8 +43,9 @@ log = logging.getLogger("pdd_runtime.frontend")
 
 PATIENCE = 8.0
 """Seconds that running answers have to end after SIGTERM; with what follows the process is gone within 10."""
-LINGER = 0.25
-"""Seconds in which a request may still come on a connection that was open already."""
+LINGER = 0.5
+"""Seconds after which nothing more is expected on a connection that is open: it is closed at a drain. A client that
+sends at that very moment would not know whether it was heard."""
 CANNOT_START = 3
 _HOST = "127.0.0.1"
 """Where its message plane listens: who asks there is on the same host."""
@@ -65,8 +65,8 @@ def main() -> None:
         key = WorkerKey("frontend", options.index, options.epoch)
         more_files()
         with ExitStack() as stack:
-            shared = options.shared or frontend.replicas > 1
-            sock = stack.enter_context(listen(frontend.host, options.port or frontend.port, shared=shared))
+            shared = options.fd is not None or frontend.replicas > 1
+            sock = stack.enter_context(_given(options.fd) or listen(frontend.host, frontend.port, shared=shared))
             admin = admin_socket(frontend, shared=shared)
             if admin is not None:
                 stack.enter_context(admin)
@@ -74,6 +74,13 @@ def main() -> None:
     except PddError as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(CANNOT_START)
+
+
+def _given(descriptor: int | None) -> socket.socket | None:
+    if descriptor is None:
+        return None
+    os.set_inheritable(descriptor, False)
+    return socket.socket(fileno=descriptor)
 
 
 async def _run(
@@ -186,7 +193,7 @@ async def _serve(
             await servers.leave()
             patience = PATIENCE if lifetime.patience is None else lifetime.patience
             leaving = asyncio.create_task(_tell_draining(discovery, member), name="telling discovery")
-            await service.stop(patience, LINGER if servers.connections else 0.0)
+            await service.stop(patience, lambda: servers.quiet(LINGER))
             # At once: what came now would be refused.
             servers.hang_up()
             leaving.cancel()
@@ -211,9 +218,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--discovery", required=True, help="the address that discovery is given")
     parser.add_argument("--epoch", required=True)
     parser.add_argument("--index", type=int, default=0, help="which of the frontend's replicas")
-    parser.add_argument("--port", type=int, default=0, help="instead of the graph's, where that is 0")
+    parser.add_argument("--fd", type=int, help="the socket on which to listen, and on which a successor will go on")
     parser.add_argument("--succeeds", action="append", default=[], help="digest of what the graph was before")
-    parser.add_argument("--shared", action="store_true", help="others of this user may listen there as well")
     parser.add_argument("--replaces", action="store_true", help="be seen only when ready: another has its place")
     return parser.parse_args()
 

@@ -34,8 +34,8 @@ class Connections:
     def __init__(self, most: int) -> None:
         """`most`: at once."""
         self.most = most
-        self.idle: dict[Protocol, None] = {}
-        """Those on which no request is under way, the longest first."""
+        self.idle: dict[Protocol, float] = {}
+        """Those on which no request is under way, the longest first, and since when, on the loop's clock."""
         self.last = False
         """None is kept open behind its next answer."""
         self.refusals = SparseLog(log)
@@ -90,13 +90,8 @@ class Protocol(HttpToolsProtocol):
 
     def _rest(self) -> None:
         """No request is under way."""
-        self._of.idle[self] = None
+        self._of.idle[self] = self.loop.time()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-
-    def last(self) -> None:
-        """What is being answered is the last; where nothing is, what still comes will be."""
-        if self._busy:
-            self.cycle.keep_alive = False
 
     # What comes
 

@@ -15,9 +15,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pdd_runtime.errors import GraphError, LaunchError
+from pdd_runtime.frontend.handshake import Handshake
 from pdd_runtime.frontend.protocol import Connections, Protocol
 from pdd_runtime.graph.models import FrontendTls
-from pdd_runtime.rpc import within_files
+from pdd_runtime.rpc import Strangers, within_files
 
 _BACKLOG = 2048
 
@@ -87,9 +88,12 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         self._connections.last = True
-        for connection in self.server_state.connections:
-            if isinstance(connection, Protocol):
-                connection.last()
+
+    def quiet(self, seconds: float) -> bool:
+        """Whether nothing has come on any connection for so long."""
+        idle, time = self._connections.idle, asyncio.get_running_loop().time()
+        whole = len(idle) == len(self.server_state.connections)
+        return whole and all(time - since >= seconds for since in idle.values())
 
     def hang_up(self) -> None:
         """Close the connections on which nothing is answered."""
@@ -118,17 +122,20 @@ def more_files() -> None:
 
 MOST = 4096
 """Connections at once, where the graph does not say."""
+SHAKING = 512
+"""Clients of HTTPS at once that have not ended their handshake."""
 
 
 def create_server(app: ASGIApp, most: int = MOST, tls: FrontendTls | None = None) -> Server:
     """`serve(sockets=[...])` runs it; `stop` stops it. `most`: connections at once; fewer where this process may not
     open so many files. Raises `GraphError` for a certificate that is of no use."""
     connections = Connections(within_files(most, 2))
+    protocol = partial(Protocol, connections=connections)
     server = Server(
         uvicorn.Config(
             app,
             lifespan="off",
-            http=partial(Protocol, connections=connections),  # type: ignore[arg-type]
+            http=protocol,  # type: ignore[arg-type]
             ssl_certfile=tls.cert if tls else None,
             ssl_keyfile=tls.key if tls else None,
             log_config=None,
@@ -150,4 +157,10 @@ def create_server(app: ASGIApp, most: int = MOST, tls: FrontendTls | None = None
             why=str(error),
             fix="name a PEM file with the certificate, and one with its key, without a password",
         ) from error
+    if (context := server.config.ssl) is not None:
+        strangers: Strangers[Handshake] = Strangers(within_files(SHAKING, 4))
+        server.config.ssl = None
+        server.config.http_protocol_class = lambda **what: Handshake(  # type: ignore[assignment]
+            partial(protocol, **what), context, connections, strangers
+        )
     return server

@@ -46,28 +46,31 @@ class Servers:
             (create_server(create_app(service, siblings, access, part), frontend.connections, frontend.tls), sock)
             for sock, part in parts.items()
         ]
-        self._access = access
+        self._access, self._siblings = access, siblings
 
     async def serve(self) -> None:
-        watching = asyncio.create_task(self._access.watch(), name="API keys") if self._access else None
+        beside: list[asyncio.Task[None]] = []
+        if self._access is not None:
+            beside.append(asyncio.create_task(self._access.watch(), name="API keys"))
+            beside.append(asyncio.create_task(self._siblings.share(self._access.ledger), name="use of API keys"))
         try:
             async with asyncio.TaskGroup() as group:
                 for server, sock in self._servers:
                     group.create_task(server.serve(sockets=[sock]))
         finally:
-            if watching is not None:
-                watching.cancel()
-                await asyncio.wait([watching])
-
-    @property
-    def connections(self) -> int:
-        """Open ones."""
-        return sum(len(server.server_state.connections) for server, _ in self._servers)
+            for task in beside:
+                task.cancel()
+            if beside:
+                await asyncio.wait(beside)
 
     async def leave(self) -> None:
         """Take no more connections, and keep none open behind its next answer."""
         for server, _ in self._servers:
             await server.leave()
+
+    def quiet(self, seconds: float) -> bool:
+        """Whether nothing has come on any connection for so long."""
+        return all(server.quiet(seconds) for server, _ in self._servers)
 
     def hang_up(self) -> None:
         """Close the connections on which nothing is answered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 LOAD_TIMEOUT = 20.0
 """Seconds for a worker to send the tokenizer, and for this process to read it."""
 
+_LOOK_EVERY = 0.05
 FAREWELL = 0.5
 """Seconds for the last event of an answer that a stop cuts off to be sent."""
 
@@ -154,24 +155,27 @@ class Service:
         self._ended.append(Ended(now(), ended))
         self.metrics.ended(status, seconds, pace, self.timelines.get(session_id))
 
-    async def stop(self, patience: float, linger: float = 0.0) -> None:
-        """Be ready no more; give the requests that run, and that still come in `linger` seconds, `patience` seconds,
-        then end them with an error that their clients see. Returns when none is left, or only such whose client does
-        not read."""
+    async def stop(self, patience: float, quiet: Callable[[], bool] = lambda: True) -> None:
+        """Be ready no more; give the requests that run, and those that still come until it is `quiet`, `patience`
+        seconds, then end them with an error that their clients see. Returns when none is left, or only such whose
+        client does not read."""
         self._leaving = True
-        await asyncio.sleep(min(linger, patience))
+        idle = await self._idle_within(patience, quiet)
         self._stopping = True
-        if await self._idle_within(patience - linger):
+        if idle:
             return
         for answer in self._running:
             answer.fail(Cancelled("the frontend stops", why=f"the answer was not complete within {patience:g} s"))
         if not await self._idle_within(FAREWELL):
             log.warning("%d clients did not take the end of their answers", len(self._running))
 
-    async def _idle_within(self, seconds: float) -> bool:
+    async def _idle_within(self, seconds: float, quiet: Callable[[], bool] = lambda: True) -> bool:
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
+                while not quiet():
+                    await asyncio.sleep(_LOOK_EVERY)
+                    await self._idle.wait()
         except TimeoutError:
             return False
         return True

@@ -183,4 +183,4 @@ class Changes:
 def _summary(changes: Sequence[Change]) -> str:
     """`3 to add, 1 to replace`."""
     counts = {kind: sum(change.kind == kind for change in changes) for kind in ("add", "replace", "remove")}
-    return ", ".join(f"{count} to {kind}" for kind, count in counts.items() if count) or "nothing to do"
+    return ", ".join(f"{count} to {kind}" for kind, count in counts.items() if count) or "nothing is to be done"

@@ -47,6 +47,8 @@ class ChildSpec:
     """What is not to be seen in its log."""
     form: Form = field(default_factory=dict, repr=False)
     """What the process is made from."""
+    listener: Callable[[], int] | None = field(default=None, repr=False, compare=False)
+    """Gives the descriptor of the socket on which it is to listen."""
 
     @property
     def slot(self) -> Slot:
@@ -163,6 +165,7 @@ class Child:
         self.log.tail.clear()
         key = WorkerKey(self.spec.pool, self.spec.index, self.epoch)
         self._become("starting")
+        given = () if self.spec.listener is None else (self.spec.listener(),)
         try:
             # Its stdin stays open as long as this process lives: its end tells it to stop. A session of its own
             # keeps the terminal's Ctrl-C away from it, so that the launcher decides who stops when.
@@ -171,11 +174,13 @@ class Child:
                 "--epoch",
                 self.epoch,
                 *(("--replaces",) if self.replaces else ()),
+                *(option for descriptor in given for option in ("--fd", str(descriptor))),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=STDOUT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **self.spec.env},
                 start_new_session=True,
+                pass_fds=given,
             )
         except OSError as error:
             self.reason = f"it could not be started: {error.strerror}"

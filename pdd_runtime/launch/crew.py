@@ -28,10 +28,13 @@ class Crew:
         on_change: Callable[[], None],
         on_line: Callable[[ChildSpec, str], None],
         on_exit: Callable[[WorkerKey], Awaitable[None]],
+        on_vacant: Callable[[Slot], None],
     ) -> None:
-        """The callbacks are those of `Child`."""
+        """The callbacks are those of `Child`, and `on_vacant(slot)`: who has it is just told to end, and has no
+        successor."""
         self.children: list[Child] = []
         self._state, self._on_change, self._on_line, self._on_exit = state, on_change, on_line, on_exit
+        self._on_vacant = on_vacant
         self._tasks: dict[Child, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
         self._kill = False
@@ -73,6 +76,8 @@ class Crew:
             return True
         for child in children:
             child.kill() if self._kill else child.stop(patience)
+            if self.at(child.spec.slot) is None:
+                self._on_vacant(child.spec.slot)
         _, left = await asyncio.wait(tasks, timeout=(patience or 0.0) + grace)
         if left:
             for child in children:

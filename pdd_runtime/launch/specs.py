@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from pdd_runtime.graph import Graph
 from pdd_runtime.graph.secrets import revealed, values
@@ -13,7 +14,9 @@ from pdd_runtime.launch.part import Part
 from pdd_runtime.launch.slot import FRONTEND, Slot
 
 
-def child_specs(graph: Graph, part: Part, common: Sequence[str], secret: str, port: int) -> dict[Slot, ChildSpec]:
+def child_specs(
+    graph: Graph, part: Part, common: Sequence[str], secret: str, listener: Callable[[int], int]
+) -> dict[Slot, ChildSpec]:
     """Of every process of the part, in the order in which they are started. `common`: options that all take; `port`:
     the frontends'. Raises `GraphError` where a secret of theirs is not to be found."""
     hidden = (secret, *values(graph.spec.model_dump()))
@@ -23,10 +26,11 @@ def child_specs(graph: Graph, part: Part, common: Sequence[str], secret: str, po
             index=slot.index,
             role="frontend" if slot.pool == FRONTEND else graph.spec.pools[slot.pool].role,
             cluster=graph.frontend_cluster if slot.pool == FRONTEND else graph.spec.pools[slot.pool].cluster,
-            command=(sys.executable, "-m", *_command(slot, port), *common),
+            command=(sys.executable, "-m", *_command(slot), *common),
             env={**_env(graph, slot), "PDD_SECRET": secret},
             secrets=hidden,
             form=form,
+            listener=partial(listener, slot.index) if slot.pool == FRONTEND else None,
         )
         for slot, form in forms(graph, part).items()
     }
@@ -39,8 +43,7 @@ def _env(graph: Graph, slot: Slot) -> dict[str, str]:
     return own
 
 
-def _command(slot: Slot, port: int) -> tuple[str, ...]:
+def _command(slot: Slot) -> tuple[str, ...]:
     if slot.pool == FRONTEND:
-        # Its successor listens beside it, so it shares its port even where it is alone.
-        return ("pdd_runtime.frontend", "--index", str(slot.index), "--port", str(port), "--shared")
+        return ("pdd_runtime.frontend", "--index", str(slot.index))
     return ("pdd_runtime.worker", "--pool", slot.pool, "--index", str(slot.index))

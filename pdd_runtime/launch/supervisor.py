@@ -26,7 +26,7 @@ from pdd_runtime.launch.orders import Apply, Down, Plan, Progress, Restart, Want
 from pdd_runtime.launch.part import Part
 from pdd_runtime.launch.port import Ports
 from pdd_runtime.launch.readiness import why_not_ready
-from pdd_runtime.launch.slot import Slot
+from pdd_runtime.launch.slot import FRONTEND, Slot
 from pdd_runtime.launch.specs import child_specs
 from pdd_runtime.launch.state import GraphState, Launcher
 from pdd_runtime.launch.status import GraphStatus
@@ -68,7 +68,9 @@ class Supervisor:
         """`source` names the YAML to people; `on_line` gets every line that a process writes."""
         self.graph, self.state, self.source, self.part = graph, state, source, part
         self._plugins = plugins
-        self.crew = Crew(state, on_change=self._on_child, on_line=on_line, on_exit=self._on_exit)
+        self.crew = Crew(
+            state, on_change=self._on_child, on_line=on_line, on_exit=self._on_exit, on_vacant=self._vacate
+        )
         self._changes = Changes(self)
         self._ports = Ports()
         self._specs: Mapping[Slot, ChildSpec] = {}
@@ -235,11 +237,12 @@ class Supervisor:
         return Greeting(graph=self.graph.name, secret=secret, cluster=self._cluster, name="launcher")
 
     def _make_specs(self) -> Mapping[Slot, ChildSpec]:
-        port = self._ports.frontend(self.graph) if self.part.has_frontend(self.graph) else 0
+        if self.part.has_frontend(self.graph):
+            self._ports.keep(self.graph.spec.frontend)
         common = ["--graph", str(self.state.graph), "--discovery", self._launcher.endpoint]
         for mark in self._launcher.marks[:-1]:
             common += ["--succeeds", mark]
-        return child_specs(self.graph, self.part, common, self._launcher.secret, port)
+        return child_specs(self.graph, self.part, common, self._launcher.secret, self._ports.listener)
 
     def _write_graph(self) -> None:
         self.state.write_graph(self.graph.model_dump_json(by_alias=True, indent=1))
@@ -258,8 +261,18 @@ class Supervisor:
         assert self._registry is not None
         assert self._discovery is not None
         self._registry.remove(key)
+        if not any(child.recorded and child.epoch != key.epoch for child in self._at(key)):
+            # What waits on its socket nobody would answer before it is back.
+            self._vacate(Slot(key.pool, key.index))
         with suppress(PddError):
             await self._discovery.unregister(key)
+
+    def _at(self, key: WorkerKey) -> list[Child]:
+        return [child for child in self.crew.children if child.spec.slot == Slot(key.pool, key.index)]
+
+    def _vacate(self, slot: Slot) -> None:
+        if slot.pool == FRONTEND:
+            self._ports.vacate(slot.index)
 
     def _record(self) -> None:
         """Keep launcher.json true, so that `down` finds every process even when this one is dead."""
