@@ -110,7 +110,14 @@ uvloop.run(main())
 """
 
 
-async def test_a_process_that_may_open_few_files_outlives_a_crowd_too(greeting: Make) -> None:
+def resident(process: asyncio.subprocess.Process) -> int:
+    """Bytes of memory that it has."""
+    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+async def test_a_process_that_may_open_few_files_outlives_a_crowd_and_all_others_in_little_memory(
+    greeting: Make,
+) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", FEW_FILES, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
     )
@@ -119,10 +126,15 @@ async def test_a_process_that_may_open_few_files_outlives_a_crowd_too(greeting: 
         endpoint = (await asyncio.wait_for(process.stdout.readline(), PATIENCE)).decode().strip()
         door = Door(endpoint, greeting("frontend/0"))
         known = await door.connect()
+        before = resident(process)
+        for stranger in strangers(door) * 3:
+            if "no greeting" not in stranger.logs:  # Those take their time.
+                await stranger.come(door)
         async with crowd(door.address, 400):
             await is_open(door)
             assert await known.call("echo", "still", str, timeout=PATIENCE) == "still"
         await is_open(door)
+        assert resident(process) - before < 16 << 20
         await known.close()
     finally:
         process.kill()
