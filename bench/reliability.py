@@ -9,7 +9,7 @@
 
 Each brings a graph up, with a state directory of its own, and takes it down again. `--engine tiny` (the default) serves
 a Llama of two layers with random weights on PyTorch, bit-exact in any batch; `--engine scripted` needs no model, and
-starts at once. Exit code 0 where all is well.
+starts at once (the default of soak and strangers). Exit code 0 where all is well.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pdd_runtime.cli.chaos import Screen, verdict
 from pdd_runtime.cli.front import Front, front_of
 from pdd_runtime.clock import now
 from pdd_runtime.experiments.chaos import Chaos, ChaosPlan
-from pdd_runtime.experiments.chaos_report import ChaosReport
+from pdd_runtime.experiments.chaos_report import ChaosReport, Seen
 from pdd_runtime.experiments.storm import Strikes
 from pdd_runtime.experiments.workload import read_workload
 from pdd_runtime.graph import Graph, load
@@ -50,6 +50,8 @@ HERE = Path(__file__).resolve().parent
 GRAPH = HERE / "reliability.yaml"
 TWO_BY_TWO = HERE.parent / "graphs" / "two-by-two.yaml"
 WORKLOAD = "prompt=uniform(150, 400),output=uniform(60, 160),timeout=180"
+SHORT = "prompt=uniform(20, 200),output=uniform(10, 60),timeout=120"
+_ENDLESS = 1e6
 ROLES = ("prefill", "relay", "main")
 
 
@@ -106,19 +108,22 @@ def engine(name: str, file: Path, scratch: Path) -> list[str]:
 
 
 async def day(
-    on: Stage,
-    options: argparse.Namespace,
-    script: Callable[[Strikes], Coroutine[Any, Any, None]] | None = None,
-    **plan: Any,
-) -> Chaos:
-    """One game day; its report is `chaos.report`."""
-    defaults = {"span": 3600.0, "every": 10.0, "kinds": (), "streams": options.streams, "seed": options.seed}
-    workload = read_workload(options.workload)
-    faults = Faults(on.running, on.etcd)
-    chaos = Chaos(on.running, on.front, faults, workload, ChaosPlan(**{**defaults, **plan}), script)
+    on: Stage, options: argparse.Namespace, script: Callable[[Strikes], Coroutine[Any, Any, None]]
+) -> tuple[ChaosReport, Seen]:
+    """A game day that ends with its script."""
+    plan = ChaosPlan(
+        span=_ENDLESS,
+        every=_ENDLESS,
+        streams=options.streams,
+        seed=options.seed,
+        longest_gap=options.longest_gap,
+    )
+    faults, workload = Faults(on.running, on.etcd), read_workload(options.workload)
+    chaos = Chaos(on.running, on.front, faults, workload, plan, script)
     with Screen(Console(stderr=True, highlight=False)) as screen:
-        await chaos.run(screen)
-    return chaos
+        made = await chaos.run(screen)
+    assert chaos.seen is not None
+    return made, chaos.seen
 
 
 def tell(options: argparse.Namespace, made: ChaosReport, more: dict[str, Any] | None = None) -> None:
@@ -152,10 +157,8 @@ async def kills(options: argparse.Namespace) -> bool:
                 await strikes.begin(Fault("kill", caught or some(graph, role, chance), now() - strikes.begun, 0.0))
             await strikes.pause(3.0)
 
-        chaos = await day(on, options, script)
-        assert chaos.seen is not None
-        made = chaos.seen.report(graph, chaos.plan)
-        rows = [one for one in meetings(chaos.seen, graph) if one.role in options.roles and one.state in options.states]
+        made, seen = await day(on, options, script)
+        rows = [one for one in meetings(seen, graph) if one.role in options.roles and one.state in options.states]
         tell(options, made, {"met": [asdict(row) for row in rows]})
         if options.format == "text":
             print(f"\n{'role':<9}{'state':<14}{'kills':>6}{'streams':>9}{'same':>7}{'longest gap':>13}")
@@ -194,9 +197,7 @@ async def etcd(options: argparse.Namespace) -> bool:
                 await strikes.begin(Fault("etcd", "", 2.0, options.away))
                 await strikes.pause(5.0)
 
-        chaos = await day(on, options, script)
-        assert chaos.seen is not None
-        made = chaos.seen.report(on.running.graph, chaos.plan)
+        made, _ = await day(on, options, script)
         known = len(on.running.members)
         there = on.etcd.ctl("get", "/", "--prefix", "--keys-only").split()
         tell(options, made, {"keys": there, "members": known})
@@ -220,9 +221,7 @@ async def cut(options: argparse.Namespace) -> bool:
                     if not await all_ready(on, strikes) or not await strikes.pause(3.0):
                         return
 
-        chaos = await day(on, options, script, longest_gap=options.longest_gap)
-        assert chaos.seen is not None
-        made = chaos.seen.report(on.running.graph, chaos.plan)
+        made, _ = await day(on, options, script)
         tell(options, made)
         return made.ok
 
@@ -239,15 +238,13 @@ async def two_by_two(options: argparse.Namespace) -> bool:
                     return
             await strikes.pause(3.0)
 
-        chaos = await day(on, options, script)
-        assert chaos.seen is not None
-        made = chaos.seen.report(on.running.graph, chaos.plan)
+        made, _ = await day(on, options, script)
         tell(options, made)
         return made.ok
 
 
 async def soaked(options: argparse.Namespace) -> bool:
-    async with stage(options, GRAPH) as on:
+    async with stage(options, GRAPH, "spec.links.wan.bandwidth=200Mbit/s") as on:
         return await soak(on.running, on.front, options)
 
 
@@ -262,6 +259,7 @@ def main() -> None:
     common.add_argument("--engine", choices=("tiny", "scripted"), default="tiny")
     common.add_argument("--streams", type=int, default=8)
     common.add_argument("--seed", type=int, default=0)
+    common.add_argument("--longest-gap", type=float, default=2.0, help="seconds between two tokens; more is no pass")
     common.add_argument("--workload", default=WORKLOAD)
     common.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for `pdd-runtime up`")
     common.add_argument("--format", choices=("text", "json"), default="text")
@@ -279,7 +277,6 @@ def main() -> None:
     one = commands.add_parser("cut", parents=[common])
     one.add_argument("--away", type=float, default=10.0, help="seconds")
     one.add_argument("--times", type=int, default=2, help="in each state")
-    one.add_argument("--longest-gap", type=float, default=2.5, help="seconds: silence is noticed, not told")
     one.set_defaults(run=cut)
     one = commands.add_parser("two-by-two", parents=[common])
     one.add_argument("--times", type=int, default=2, help="each cluster so often")
@@ -287,10 +284,10 @@ def main() -> None:
     one = commands.add_parser("soak", parents=[common])
     one.add_argument("--requests", type=int, default=10_000)
     one.add_argument("--aborts", type=int, default=1_000)
-    one.set_defaults(run=soaked)
+    one.set_defaults(run=soaked, engine="scripted", streams=32, workload=SHORT)
     one = commands.add_parser("strangers", parents=[common])
     one.add_argument("--crowd", type=int, default=1_000, help="idle connections at once")
-    one.set_defaults(run=strangers)
+    one.set_defaults(run=strangers, engine="scripted")
 
     options = parser.parse_args()
     logging.getLogger("pdd_runtime").addHandler(logging.NullHandler())
