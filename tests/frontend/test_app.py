@@ -376,13 +376,15 @@ async def test_a_stop_lets_answers_end_and_ends_those_that_do_not(given: Start) 
     await until(lambda: server.driver.sessions == 2)
     stopping = asyncio.create_task(server.service.stop(3.0))
     await asyncio.sleep(0)
-    refused = await server.client.post("/v1/completions", json={"prompt": "x"})
-    assert (refused.status_code, "stopping" in refused.text) == (503, True)
+    ready = await server.client.get("/ready")
+    assert (ready.status_code, "stopping" in ready.text) == (503, True)
     gate.set()
     assert (await ends)[-1] == "[DONE]"
     await stopping
     assert (await hangs)[-1]["error"]["code"] == "cancelled"
     assert server.driver.sessions == 0
+    refused = await server.client.post("/v1/completions", json={"prompt": "x"})
+    assert (refused.status_code, "stopping" in refused.text) == (503, True)
 
 
 async def test_the_tokenizer_is_given_to_who_makes_prompts(given: Start) -> None:
