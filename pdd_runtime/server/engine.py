@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, EngineError, RequestError
+from pdd_runtime.ids import new_id
 from pdd_runtime.kv import KvLayout, seed
 from pdd_runtime.models.source import Found, find_model
 from pdd_runtime.models.tokenizer import from_directory
@@ -60,8 +61,6 @@ from pdd_runtime.server.shared import SharedPlane
 __all__ = ["Readings", "ServerEngine"]
 
 log = logging.getLogger(__name__)
-
-PROBE = "probe"
 
 
 class ServerEngine(Engine):
@@ -307,7 +306,9 @@ class ServerEngine(Engine):
 
     async def _probe(self) -> None:
         """A real token, outside the data plane's business."""
-        async with aclosing(self.generate(self._http, PROBE, (1, 2), 1, Sampling(temperature=0), "")) as pieces:
+        # Of a name of its own: SGLang aborts what has that of a request which has just ended.
+        probing = self.generate(self._http, new_id("probe"), (1, 2), 1, Sampling(temperature=0), "")
+        async with aclosing(probing) as pieces:
             async for _ in pieces:
                 pass
 

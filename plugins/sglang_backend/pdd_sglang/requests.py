@@ -76,8 +76,8 @@ def _parameters(max_tokens: int, sampling: Sampling, eos: frozenset[int]) -> dic
 
 
 class _Meta(msgspec.Struct):
-    prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None = None
+    """Of a request that was given up before it was begun nothing is said."""
     finish_reason: dict[str, Any] | None = None
     output_token_logprobs: list[tuple[float, int, Any]] = []
     output_top_logprobs: list[list[tuple[float, int, Any]] | None] = []
@@ -108,6 +108,10 @@ def answer(event: Any, position: int, logprobs: int | None) -> Answer:
     finish = meta.finish_reason or {}
     if finish.get("type") not in (None, "length", "stop"):
         raise EngineError("SGLang gave a request up", why=str(finish.get("message") or finish))
+    if meta.cached_tokens is None:
+        raise EngineError(
+            "SGLang does not say what it had of a prompt", why=f"meta_info without cached_tokens: {event}"
+        )
     if logprobs is not None and len(meta.output_token_logprobs) != len(read.output_ids):
         raise EngineError(
             "SGLang's logprobs are not those of the tokens beside them",

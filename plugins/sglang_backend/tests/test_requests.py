@@ -47,7 +47,7 @@ def test_a_bias_names_tokens_and_goes_with_no_logprobs() -> None:
 
 
 def event(**meta: Any) -> dict[str, Any]:
-    return {"output_ids": [5, 6], "meta_info": {"id": "a", "prompt_tokens": 9, "cached_tokens": 8, **meta}}
+    return {"output_ids": [5, 6], "meta_info": {"id": "a", "cached_tokens": 8, **meta}}
 
 
 def test_an_answer_has_positions_and_logprobs() -> None:
@@ -72,6 +72,14 @@ def test_an_end_is_seen() -> None:
 def test_what_sglang_gave_up_is_an_error_with_its_words() -> None:
     with pytest.raises(EngineError, match="out of memory"):
         answer(event(finish_reason={"type": "abort", "message": "out of memory"}), 9, None)
+    before_it_began = {"id": "a", "finish_reason": {"type": "abort", "message": "Abort in waiting queue"}}
+    with pytest.raises(EngineError, match="waiting queue"):
+        answer({"output_ids": [], "meta_info": before_it_began}, 9, None)
+
+
+def test_what_was_found_of_a_prompt_must_be_said() -> None:
+    with pytest.raises(EngineError, match="what it had of a prompt"):
+        answer({"output_ids": [5], "meta_info": {"id": "a"}}, 9, None)
 
 
 @pytest.mark.parametrize("wrong", [None, {}, {"output_ids": ["a"]}, {"text": "hello", "meta_info": {}}])
