@@ -10,6 +10,7 @@ import msgspec
 from pdd_runtime.discovery.mark import differing, shown
 from pdd_runtime.errors import LaunchError
 from pdd_runtime.graph import Graph
+from pdd_runtime.graph.secrets import redacted
 from pdd_runtime.launch.forms import Form
 from pdd_runtime.launch.slot import FRONTEND, Slot
 
@@ -46,7 +47,8 @@ def difference(running: Mapping[Slot, Form], wanted: Mapping[Slot, Form]) -> tup
 def changes(before: Form, after: Form) -> Iterator[str]:
     """What is different in two forms, in words."""
     for part, old, new in differing("spec", before, after):
-        yield f"{part}: {shown(old)} → {shown(new)}"
+        a, b = (shown(redacted(value, part.rpartition(".")[2])) for value in (old, new))
+        yield f"{part}: {a} → {b}"
 
 
 def unchangeable(before: Graph, after: Graph) -> list[LaunchError]:

@@ -124,6 +124,17 @@ def test_a_replacement_says_what_has_changed() -> None:
     assert first.why == ('spec.pools.main.env.A: nothing → "b"',)
 
 
+def test_no_secret_is_told_with_a_change() -> None:
+    before, after = (
+        forms(graph(f"spec.pools.main.engine.config={{api_key: {key}}}"), Part()) for key in ("hush", "sesame")
+    )
+    (first, _) = difference(before, after)
+    (why,) = first.why
+    assert why.startswith("spec.pools.main.engine.config.api_key: ")
+    assert "hush" not in why
+    assert "sesame" not in why
+
+
 @pytest.mark.parametrize(
     ("override", "what"),
     [
