@@ -78,8 +78,22 @@ class Relayed:
                 if self.committed:
                     raise
                 self._takeover = None
-                session.lost(error)
+                await self._fail_main(error)
             session.changed.fire()
+
+    async def _fail_main(self, error: PddError) -> None:
+        """Main, or who brought it its KV, before it has taken over. After too many the relay goes on alone."""
+        session = self.session
+        try:
+            session.lost(error)
+        except PddError as enough:
+            if not recoverable(error) or self.stopped or session.finish is not None:
+                raise
+            session.timeline.event("", f"goes on without main: {enough.what}")
+            session.changed.fire()
+            await session.until(lambda: session.finish is not None or self.stopped, "the relay's last tokens")
+            if session.finish is None:
+                raise
 
     async def _main_there(self) -> bool:
         """A main can begin. False: none is needed, or there is no relay either."""
@@ -108,11 +122,11 @@ class Relayed:
             try:
                 await part.run(self._relay_decodes(part))
             except PddError as error:
-                self._fail(error)
+                self._fail_relay(error)
             self.stopped, self._relay = True, None
             session.changed.fire()
 
-    def _fail(self, error: PddError) -> None:
+    def _fail_relay(self, error: PddError) -> None:
         """The relay, or who brought it its KV."""
         session = self.session
         if self._has_all_of_relay and recoverable(error):

@@ -72,9 +72,8 @@ class Session:
         self._failure: PddError | None = None
         """The last one."""
         self._losses = 0
-        self._in_a_row = 0
-        """Losses without a token in between."""
-        self._known_at_loss = -1
+        self._in_a_row: dict[str, tuple[int, int]] = {}
+        """Of all, and of each role: tokens it had made at its last loss, and losses without a token in between."""
         self._open: list[RecoveryRecord] = []
         """Recoveries of which it is not known yet who takes over."""
 
@@ -134,10 +133,12 @@ class Session:
             self._failed.add(peer.key)
         if not self.crew.drop(peer):
             return  # another part has said so
-        self._in_a_row = self._in_a_row + 1 if len(self.log) == self._known_at_loss else 1
-        self._known_at_loss = len(self.log)
-        if self._in_a_row > self._recovery.attempts:
-            raise gave_up(error, f"gone on elsewhere {self._recovery.attempts} times, without a token in between")
+        role = "main" if peer.member.role == "aggregated" else peer.member.role
+        for who, tokens in (("all", len(self.log)), (role, getattr(self.timeline.tokens, role))):
+            before, count = self._in_a_row.get(who, (-1, 0))
+            self._in_a_row[who] = tokens, count = tokens, count + 1 if tokens == before else 1
+            if count > self._recovery.attempts:
+                raise gave_up(error, f"gone on elsewhere {self._recovery.attempts} times, without a token in between")
         self._losses += 1
         self._open.append(self.timeline.recovers(peer.member.role, peer, error.code, error))
         log.warning("request %s: %s; it goes on behind %d tokens", self.id, " ".join(str(error).split()), len(self.log))

@@ -83,14 +83,14 @@ class Fleet:
     def graph_with(self, *overrides: str) -> Graph:
         return loads(self.text, [*self.overrides, *overrides]).graph
 
-    async def start(self, *pools: str) -> None:
+    async def start(self, *pools: str, patience: float = PATIENCE) -> None:
         self._server = RpcServer(Greeting(graph=self.graph.name, secret=SECRET, cluster="dc-a", name="launcher"))
         self._registry = RegistryServer(self._server)
         self.address = await self._server.start("127.0.0.1")
         for pool in pools or self.graph.spec.pools:
             for index in range(self.graph.spec.pools[pool].replicas):
                 await self.spawn(pool, index)
-        await until(lambda: self.ready() >= len(self.processes))
+        await until(lambda: self.ready() >= len(self.processes), patience)
 
     def ready(self) -> int:
         return sum(member.state == "ready" for member in self._registry.members())

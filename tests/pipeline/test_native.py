@@ -262,6 +262,22 @@ async def test_where_an_assisted_engine_cannot_read_another_goes_on_or_the_answe
     await fleet.idle()
 
 
+async def test_a_relay_serves_what_main_can_never_take_over(
+    new_fleet: Callable[..., Any], prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "DEATH", 0.01)
+    monkeypatch.setattr(deadlines, "LAST_PAUSE", 0.01)
+    fleet = new_fleet("spec.pools.prefill.engine.config.lease=0.000001", *KINDS["main assisted"], text=GRAPH)
+    await fleet.start()
+    tokens = prompt(100)
+    expected = await fleet.ask(await fleet.aggregated(), tokens, 500)
+    answer = await fleet.settled(await fleet.ask(await fleet.driver(RELAY), tokens, 500))
+    assert answer.tokens == expected.tokens
+    assert answer.timeline["tokens"]["main"] == 0
+    assert "goes on without main" in events(answer.timeline)
+    assert len(answer.timeline["recoveries"]) == 3
+
+
 Condition = Callable[[dict[str, Any]], bool]
 MOMENTS: dict[str, tuple[str, str, Condition]] = {
     "prefill, prefilling": (RELAY, "prefill", lambda t: "prefill starts" in events(t)),
