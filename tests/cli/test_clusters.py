@@ -13,6 +13,7 @@ import pytest
 
 from pdd_runtime.testing.etcd_server import EtcdServer, find_etcd
 from tests.cli.shell import GRAPH, Cli, Result, read_until, running, until
+from tests.cli.stream_load import StreamLoad
 from tests.waiting import PATIENCE
 
 pytestmark = [
@@ -185,6 +186,35 @@ def test_a_side_with_another_graph_is_refused_with_what_differs(cli: Cli, two: s
     assert members(etcd) == ["main/0"]
     # What is one cluster's own business may differ.
     assert up(cli, two, "dc-a", "--set", "spec.pools.relay.replicas=2").code == 0
+
+
+@pytest.mark.slow
+def test_a_changed_graph_is_applied_by_each_side_in_its_turn_and_both_meet_meanwhile(
+    cli: Cli, two: str, etcd: EtcdServer
+) -> None:
+    asyncio.run(etcd.up())
+    for side in ("dc-b", "dc-a"):
+        assert up(cli, two, side).code == 0
+    url, before = cli.launcher("two@dc-a")["url"], [processes(cli, name) for name in SIDES]
+    change = ["--set", "spec.links.wan.rtt=10ms"]
+    with StreamLoad(url, streams=4, tokens=40) as users:
+        for side, changed in (("dc-b", ["main/0"]), ("dc-a", ["prefill/0", "relay/0", "frontend/0"])):
+            done = up(cli, two, side, *change)
+            assert (done.code, done.err) == (0, "")
+            assert [line[2:].split()[0] for line in done.out.splitlines() if line.startswith("~ ")] == changed
+            # Of two graphs the one was made from the other: their processes go on together.
+            counted = users.counted
+            until(lambda counted=counted: users.counted > counted + 4)
+    assert users.faults == []
+    after = [processes(cli, name) for name in SIDES]
+    assert [sorted(side) for side in after] == [sorted(side) for side in before]
+    assert not {pid for side in before for pid in side.values()} & {pid for side in after for pid in side.values()}
+    assert completion(url, 40)["route"] == "P-RLD-MD"
+    # A side that is started with what nobody here has ever been is refused as ever.
+    assert cli("down", "two@dc-a").code == 0
+    refused = up(cli, two, "dc-a", "--set", "spec.links.wan.rtt=90ms")
+    assert refused.code in (1, 2)
+    assert 'spec.links.wan.rtt: "90ms" here, "10ms" there' in told(refused)
 
 
 def test_what_cannot_become_a_part_is_told_before_anything_starts(cli: Cli, two: str) -> None:
