@@ -120,7 +120,8 @@ def up(
     loaded, plugins = load_checked(graph, overrides or [], consoles)
     part = part_of(loaded, plugins, cluster, secret_file)
     if ask is not None and not part.has_frontend(loaded.graph):
-        raise typer.BadParameter(f"--ask needs the frontend, which is in cluster {loaded.graph.frontend_cluster}")
+        there = " or ".join(loaded.graph.frontend_clusters)
+        raise typer.BadParameter(f"--ask needs the frontend, which is in cluster {there}")
     again = (detach or wait or dry) and change.runs(loaded, part)
     if not again:
         check_free(loaded, part)

@@ -33,7 +33,7 @@ def part_of(loaded: LoadedGraph, plugins: PluginManager, cluster: str | None, se
             why=f"the clusters are: {', '.join(spec.clusters)}",
             fix=nearest(cluster, spec.clusters) or "name one of them",
         )
-    if cluster != graph.frontend_cluster and all(pool.cluster != cluster for pool in spec.pools.values()):
+    if cluster not in graph.frontend_clusters and all(pool.cluster != cluster for pool in spec.pools.values()):
         raise GraphError(
             f'nothing runs in cluster "{cluster}"',
             where=loaded.locate(("spec", "clusters", cluster)),

@@ -26,7 +26,7 @@ def dot(graph: Graph) -> str:
     for cluster in spec.clusters:
         lines.append(f"  subgraph {_quoted(f'cluster_{cluster}')} {{")
         lines.append(f'    label={_quoted(cluster)}; style=rounded; color="#9ca3af";')
-        if cluster == graph.frontend_cluster:
+        if cluster in graph.frontend_clusters:
             lines.append(_node("frontend", wording.frontend_label(graph), "frontend"))
         for name, pool in spec.pools.items():
             if pool.cluster == cluster:

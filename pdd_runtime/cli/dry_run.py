@@ -67,9 +67,10 @@ def _processes(loaded: LoadedGraph, part: Part) -> Iterator[dict[str, Any]]:
         for index in range(pool.replicas):
             runs = f"engine {pool.engine.plugin}, model {graph.model_of(name).source}"
             yield _process(name, index, pool.role, pool.cluster, runs, pool.engine.config)
-    for index in range(graph.spec.frontend.replicas if part.has_frontend(graph) else 0):
-        runs = f"OpenAI API on {wording.address(graph)}"
-        yield _process("frontend", index, "frontend", graph.frontend_cluster, runs, {})
+    for index, cluster in enumerate(graph.frontends):
+        if part.has(cluster):
+            runs = f"OpenAI API on {wording.address(graph)}"
+            yield _process("frontend", index, "frontend", cluster, runs, {})
 
 
 def _process(pool: str, index: int, role: str, cluster: str, runs: str, config: dict[str, Any]) -> dict[str, Any]:

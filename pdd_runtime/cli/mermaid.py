@@ -19,7 +19,7 @@ def mermaid(graph: Graph) -> str:
     lines = ["flowchart LR"]
     for cluster in spec.clusters:
         lines.append(f'  subgraph {_id("cluster", cluster)}["{cluster}"]')
-        if cluster == graph.frontend_cluster:
+        if cluster in graph.frontend_clusters:
             lines.append(f'    {_id("pool", "frontend")}["frontend<br/>{wording.frontend_label(graph)}"]:::frontend')
         for name, pool in spec.pools.items():
             if pool.cluster == cluster:

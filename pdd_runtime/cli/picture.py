@@ -33,7 +33,7 @@ def _box(graph: Graph, cluster: str) -> Panel:
         )
         for name, pool in pools.items()
     ]
-    if cluster == graph.frontend_cluster:
+    if cluster in graph.frontend_clusters:
         style = ROLE_STYLE["frontend"]
         lines.append(Text.assemble((f"{'frontend':<{width}}", style), f"  {wording.frontend_label(graph)}"))
     return Panel(Text("\n").join(lines) if lines else Text("no pools", "dim"), title=cluster, expand=False)

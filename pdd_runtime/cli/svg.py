@@ -102,7 +102,7 @@ class _Drawing:
         """Columns from left to right, pools from top to bottom."""
         for index, cluster in enumerate(self.clusters):
             column = self.columns[index]
-            if cluster == self.graph.frontend_cluster:
+            if cluster in self.graph.frontend_clusters:
                 column.append(_Node("frontend", wording.frontend_label(self.graph), "frontend", index))
             for name, pool in self.spec.pools.items():
                 if pool.cluster == cluster:

@@ -233,7 +233,7 @@ async def _until_stopping(statuses: AsyncIterator[GraphStatus]) -> None:
 async def _announce(consoles: Consoles, graph: Graph, state: GraphState, status: GraphStatus) -> None:
     out = consoles.out
     if not status.url:
-        where = f"{status.name}; users ask the frontend in {graph.frontend_cluster}"
+        where = f"{status.name}; users ask the frontend in {' or '.join(graph.frontend_clusters)}"
         out.print(Text.assemble(("ready: ", "bold green"), where))
         return
     out.print(Text.assemble(("ready: ", "bold green"), (status.url, "bold underline")))

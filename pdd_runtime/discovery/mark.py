@@ -24,6 +24,7 @@ def mark_of(graph: Graph, succeeds: tuple[str, ...] = ()) -> GraphMark:
     for name, pool in spec["pools"].items():
         shared = {key: value for key, value in pool.items() if key not in _OWN_OF_POOL}
         pools[name] = {**shared, "engine": pool["engine"]["plugin"], "model": graph.model_of(name).model_dump()}
+    frontends = graph.frontend_clusters
     shared = {
         "clusters": sorted(spec["clusters"]),
         "links": spec["links"],
@@ -31,7 +32,7 @@ def mark_of(graph: Graph, succeeds: tuple[str, ...] = ()) -> GraphMark:
         "edges": spec["edges"],
         "routing": spec["routing"],
         "handoff": spec["handoff"],
-        "frontend": {"cluster": graph.frontend_cluster},
+        "frontend": {"cluster": graph.frontend_cluster if len(frontends) == 1 else list(frontends)},
         "discovery": spec["discovery"]["plugin"],
     }
     return GraphMark(name=graph.name, digest=_digest(shared), shared=shared, succeeds=succeeds)

@@ -65,7 +65,7 @@ def main() -> None:
         key = WorkerKey("frontend", options.index, options.epoch)
         more_files()
         with ExitStack() as stack:
-            shared = options.fd is not None or frontend.replicas > 1
+            shared = options.fd is not None or len(graph.frontends) > 1
             sock = stack.enter_context(_given(options.fd) or listen(frontend.host, frontend.port, shared=shared))
             admin = admin_socket(frontend, shared=shared)
             if admin is not None:
@@ -95,7 +95,7 @@ async def _run(
     """Serve on `sock` for a lifetime; what is for operators on `admin`, where there is one. `shared`: others may serve
     on them, too. Raises `PddError` where it cannot start."""
     lifetime = Lifetime()
-    cluster, secret = graph.frontend_cluster, os.environ.get("PDD_SECRET", "")
+    cluster, secret = graph.frontends[key.index], os.environ.get("PDD_SECRET", "")
     plugins, tls = load_plugins(), tls_of(graph, cluster)
     discovery = open_discovery(graph, plugins, options.discovery, secret, tls, tuple(options.succeeds))
     greeting = Greeting(graph=graph.name, secret=secret, cluster=cluster, name=str(key), epoch=key.epoch)
@@ -119,7 +119,7 @@ async def _run(
             )
             await driver.start()
             service = Service(driver, timelines, frontend.deadline)
-            siblings = Siblings(service, key if shared else None, tls, several=frontend.replicas > 1)
+            siblings = Siblings(service, key if shared else None, tls, several=len(graph.frontends) > 1)
             servers = Servers(service, siblings, access, frontend, sock, admin)
             if not shared:
                 await _serve(service, servers, discovery, member, lifetime)

@@ -115,7 +115,9 @@ class Siblings:
 
     async def _watch(self, discovery: Discovery) -> None:
         async for members in discovery.watch():
-            self._others = tuple(m for m in members if m.role == "frontend" and m.plane and m.key != self._key)
+            # Of other clusters only those that one launcher has started on this host with us.
+            here = [m for m in members if m.cluster == self._greeting.cluster or not discovery.across_hosts]
+            self._others = tuple(m for m in here if m.role == "frontend" and m.plane and m.key != self._key)
             self._seen.set()
 
     async def _ask(self, method: str, params: object, result: type[T]) -> dict[int, T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 from pdd_runtime.errors import GraphError
 from pdd_runtime.graph.document import Document, Route
@@ -60,8 +61,8 @@ def _names(scene: Scene) -> Iterator[GraphError]:
         yield from unknown("pool", name, dict(spec.pools), ("spec", "admission", "pools", name))
     for name in spec.admission.links:
         yield from unknown("link", name, dict(spec.links), ("spec", "admission", "links", name))
-    if spec.frontend.cluster is not None:
-        yield from unknown("cluster", spec.frontend.cluster, dict(spec.clusters), ("spec", "frontend", "cluster"))
+    for name in scene.graph.frontend_clusters if spec.frontend.cluster else ():
+        yield from unknown("cluster", name, dict(spec.clusters), ("spec", "frontend", "cluster"))
 
 
 def _links(scene: Scene) -> Iterator[GraphError]:
@@ -219,12 +220,22 @@ def _relays(scene: Scene) -> Iterator[GraphError]:
 
 def _frontend(scene: Scene) -> Iterator[GraphError]:
     """The frontend talks to every pool, so a link must lead to each."""
-    home = scene.graph.frontend_cluster
-    for name, pool in scene.spec.pools.items():
+    homes = scene.graph.frontend_clusters
+    for home in homes:
+        if homes.count(home) > 1:
+            yield scene.error(
+                ("spec", "frontend", "cluster"),
+                f"the frontend stands in {home} twice",
+                why="spec.frontend.replicas says how many processes it has in each of its clusters",
+                fix="name each cluster once",
+            )
+            return
+    for home, (name, pool) in product(homes, scene.spec.pools.items()):
         if pool.cluster != home and link_between(scene.graph, home, pool.cluster) is None:
+            where = "the frontend stands" if len(homes) == 1 else "a frontend stands"
             yield scene.error(
                 ("spec", "pools", name),
-                f'no link joins {home}, where the frontend stands, and {pool.cluster}, where pool "{name}" is',
+                f'no link joins {home}, where {where}, and {pool.cluster}, where pool "{name}" is',
                 why="the frontend drives every session: it sends tokens to each pool",
                 fix="declare that link, or move the frontend with spec.frontend.cluster",
             )

@@ -217,10 +217,11 @@ class Frontend(_Form):
     """The address it listens on."""
     port: int = Field(default=8000, ge=0, le=65535)
     """The port it listens on; 0: any free one."""
-    cluster: Name | None = None
-    """Where it stands; by default with the first prefill pool, else with the first pool."""
+    cluster: Name | Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    """Where it stands; by default with the first prefill pool, else with the first pool. In several clusters: one
+    outlives the others' loss."""
     replicas: int = Field(default=1, ge=1, le=64)
-    """Processes that share the port; each has its own core to use."""
+    """Processes that share the port, in each of its clusters; each has its own core to use."""
     keys: str | None = Field(default=None, min_length=1)
     """The file of API keys, as `pdd-runtime keys` writes it, or `${NAME}`, a variable that holds what would be in it;
     none: whoever reaches the port may ask."""
@@ -287,12 +288,23 @@ class Graph(_Form):
         return self.metadata.name
 
     @property
-    def frontend_cluster(self) -> str:
-        """The cluster in which the frontend, and the session driver in it, stand."""
-        if self.spec.frontend.cluster:
-            return self.spec.frontend.cluster
+    def frontend_clusters(self) -> tuple[str, ...]:
+        """The clusters in which a frontend, and the session driver in it, stand; at least one."""
+        named = self.spec.frontend.cluster
+        if named:
+            return (named,) if isinstance(named, str) else named
         pools = list(self.spec.pools.values())
-        return next((pool.cluster for pool in pools if pool.role == "prefill"), pools[0].cluster)
+        return (next((pool.cluster for pool in pools if pool.role == "prefill"), pools[0].cluster),)
+
+    @property
+    def frontend_cluster(self) -> str:
+        """The first of them."""
+        return self.frontend_clusters[0]
+
+    @property
+    def frontends(self) -> tuple[str, ...]:
+        """The cluster of each frontend process, in the order of their indices."""
+        return tuple(name for name in self.frontend_clusters for _ in range(self.spec.frontend.replicas))
 
     def beside(self, directory: Path) -> Graph:
         """With paths that are relative to `directory`, where its file is, made absolute."""

@@ -25,7 +25,8 @@ def forms(graph: Graph, part: Part) -> dict[Slot, Form]:
             wanted.update((Slot(name, index), form) for index in range(pool.replicas))
     if part.has_frontend(graph):
         form = frontend_form(graph)
-        wanted.update((Slot(FRONTEND, index), form) for index in range(graph.spec.frontend.replicas))
+        here = (index for index, cluster in enumerate(graph.frontends) if part.has(cluster))
+        wanted.update((Slot(FRONTEND, index), form) for index in here)
     return wanted
 
 

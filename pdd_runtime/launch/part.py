@@ -22,7 +22,7 @@ class Part(msgspec.Struct, frozen=True):
         return self.cluster in ("", cluster)
 
     def has_frontend(self, graph: Graph) -> bool:
-        return self.has(graph.frontend_cluster)
+        return any(self.has(cluster) for cluster in graph.frontend_clusters)
 
     def name(self, graph: Graph) -> str:
         """What `ps`, `logs` and `down` call it."""

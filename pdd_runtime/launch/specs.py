@@ -17,15 +17,15 @@ from pdd_runtime.launch.slot import FRONTEND, Slot
 def child_specs(
     graph: Graph, part: Part, common: Sequence[str], secret: str, listener: Callable[[int], int]
 ) -> dict[Slot, ChildSpec]:
-    """Of every process of the part, in the order in which they are started. `common`: options that all take; `port`:
-    the frontends'. Raises `GraphError` where a secret of theirs is not to be found."""
+    """Of every process of the part, in the order in which they are started. `common`: options that all take;
+    `listener`: of a frontend, by its index. Raises `GraphError` where a secret of theirs is not to be found."""
     hidden = (secret, *values(graph.spec.model_dump()))
     return {
         slot: ChildSpec(
             pool=slot.pool,
             index=slot.index,
             role="frontend" if slot.pool == FRONTEND else graph.spec.pools[slot.pool].role,
-            cluster=graph.frontend_cluster if slot.pool == FRONTEND else graph.spec.pools[slot.pool].cluster,
+            cluster=graph.frontends[slot.index] if slot.pool == FRONTEND else graph.spec.pools[slot.pool].cluster,
             command=(sys.executable, "-m", *_command(slot), *common),
             env={**_env(graph, slot), "PDD_SECRET": secret},
             secrets=hidden,

@@ -71,7 +71,7 @@ class Admission:
         self.room = Room(graph, stock)
         self.queue: FairQueue[_Asking] = FairQueue(graph.spec.admission.shares)
         self.hit_rates = HitRates(graph.spec.slo.hit_rate_gap)
-        self.finishing = FinishingGuard(self.hit_rates, graph.spec.frontend.replicas)
+        self.finishing = FinishingGuard(self.hit_rates, len(graph.frontends))
         self.counts = AdmissionCounts()
         self._rate = DrainRate()
         self._look: asyncio.TimerHandle | None = None

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from prometheus_client.registry import Collector
 
+from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, NoRoute
 from pdd_runtime.graph import Graph
 from pdd_runtime.observe import Timeline, Timelines
@@ -37,6 +38,9 @@ from pdd_runtime.plugins.routing import ClusterView, LinkView, Route
 from pdd_runtime.rpc import Greeting, Tls
 
 log = logging.getLogger(__name__)
+
+SHOWN = 30.0
+"""Seconds after which a pool without any process, starting or not, is taken to be away."""
 
 _ANY = SessionRequest(id="", tokens=(0,), max_tokens=2, sampling=Sampling())
 """For whether there is any route at all."""
@@ -73,11 +77,13 @@ class Driver:
         self._admission = Admission(graph, self._planner.view, self._route, self._planner.stock)
         self._missing = set(spec.pools)
         """Pools of which no worker has been there yet."""
+        self._began = now()
         self._sessions: dict[Session, asyncio.Task[None]] = {}
         self._telling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to look for workers; returns at once."""
+        self._began = now()
         await self._peers.start()
         self._telling = asyncio.create_task(self._tell_sessions(), name="sessions hear of workers")
 
@@ -111,8 +117,11 @@ class Driver:
     @property
     def why_not_ready(self) -> str:
         """Empty when ready. At first every pool must have shown a worker, so that a graph is not called ready
-        while its relay is still starting; after that, a whole route is enough."""
+        while its relay is still starting; after that, a whole route is enough. Pools of which no process shows itself
+        are not waited for beyond a while: their cluster may be away."""
         self._missing -= {peer.key.pool for peer in self._peers.ready}
+        if now() > self._began + SHOWN:
+            self._missing &= self._peers.pools
         if self._missing:
             pools = ", ".join(sorted(self._missing))
             return "; ".join([f"no worker is ready yet in: {pools}", *self._troubles()])

@@ -69,6 +69,11 @@ class Peers:
         """Those that take new sessions."""
         return [peer for peer in self._peers.values() if self._takes_sessions(peer)]
 
+    @property
+    def pools(self) -> set[str]:
+        """Those of which discovery has a process, be it still starting."""
+        return {key.pool for key in self._members}
+
     def get(self, key: WorkerKey) -> Peer:
         """Raises `NoRoute`: it is not there (any more)."""
         peer = self._peers.get(key)

@@ -42,12 +42,13 @@ def clashes(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[GraphError]
 
 
 def _listeners(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[_Listener]:
-    spec, home = loaded.graph.spec, loaded.graph.frontend_cluster
+    spec = loaded.graph.spec
     # Without it one launcher starts all of the graph, on its own host.
     spread = plugins.discovery(spec.discovery.plugin).across_hosts
     frontend = spec.frontend
     if frontend.port and _shares_loopback(frontend.host):
-        yield _Listener("the frontend", 1, home if spread else "", frontend.port, ("spec", "frontend", "port"))
+        for home in loaded.graph.frontend_clusters if spread else ("",):
+            yield _Listener("the frontend", 1, home, frontend.port, ("spec", "frontend", "port"))
     for name, pool in spec.pools.items():
         route = ("spec", "pools", name, "engine")
         config = plugins.configure(plugins.engine(pool.engine.plugin), pool.engine.config, loaded.locate(route))

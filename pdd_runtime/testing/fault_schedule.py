@@ -57,7 +57,7 @@ def targets(graph: Graph, kind: Kind) -> tuple[str, ...]:
             return tuple(name for name, link in spec.links.items() if link.emulate)
         case "cluster":
             # Where the frontend stands, nobody would be left to see it.
-            return tuple(name for name in spec.clusters if name != graph.frontend_cluster and len(spec.clusters) > 1)
+            return tuple(name for name in spec.clusters if (name,) != graph.frontend_clusters)
         case "etcd":
             return ("",) if spec.discovery.plugin == "etcd" else ()
         case "disk":

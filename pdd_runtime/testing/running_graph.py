@@ -92,7 +92,7 @@ class RunningGraph:
         found = []
         for one in (one for launcher in self.launchers for one in launcher.left):
             pool = self.graph.spec.pools.get(one.pool)
-            role, cluster = (pool.role, pool.cluster) if pool else ("frontend", self.graph.frontend_cluster)
+            role, cluster = (pool.role, pool.cluster) if pool else ("frontend", self.graph.frontends[one.index])
             found.append(Process(one.pool, one.index, role, cluster, one.pid, one.birth))
         return found
 

@@ -40,6 +40,9 @@ def test_what_both_sides_go_by_is_told_part_by_part() -> None:
     assert differing("spec.edges.1.transport.config={checksum: false}") == [
         "spec.edges.1.transport.config.checksum: nothing here, false there"
     ]
+    assert differing("spec.frontend.cluster=[dc-a, dc-b]") == [
+        'spec.frontend.cluster: "dc-a" here, ["dc-a", "dc-b"] there'
+    ]
     assert differing("spec.frontend.cluster=dc-b") == ['spec.frontend.cluster: "dc-a" here, "dc-b" there']
     assert differing("spec.model.dtype=bfloat16") == [
         f'spec.pools.{pool}.model.dtype: "float32" here, "bfloat16" there' for pool in ("main", "prefill", "relay")

@@ -275,6 +275,22 @@ def test_an_aggregated_pool_alone_is_a_route(pdd: str) -> None:
     assert graph.frontend_cluster == "dc-b"
 
 
+def test_a_frontend_stands_in_each_of_its_clusters(pdd: str) -> None:
+    def graph(clusters: str) -> str:
+        return pdd.replace("  edges:\n", f"  frontend: {{replicas: 2, cluster: {clusters}}}\n  edges:\n")
+
+    loaded = loads(graph("[dc-b, dc-a]")).graph
+    assert loaded.frontend_clusters == ("dc-b", "dc-a")
+    assert loaded.frontends == ("dc-b", "dc-b", "dc-a", "dc-a")
+    assert loads(graph("dc-b")).graph.frontends == ("dc-b", "dc-b")
+    (twice,) = faults(graph("[dc-a, dc-a]"))
+    assert "the frontend stands in dc-a twice" in twice
+    (nowhere,) = faults(graph("[dc-a, dc-x]"))
+    assert 'there is no cluster "dc-x"' in nowhere
+    (cut_off,) = faults(graph("[dc-a, dc-c]"))
+    assert 'no link joins dc-c, where a frontend stands, and dc-b, where pool "main" is' in cut_off
+
+
 def test_many_pools_of_a_role_feed_many(pdd: str) -> None:
     text = pdd.replace(
         "  edges:\n",

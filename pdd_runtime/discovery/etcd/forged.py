@@ -38,16 +38,19 @@ def fault(member: Member, born: float, graph: GraphMark) -> str:
     if not born < time.time() + AHEAD:
         return "it began in a time to come"
     expected = _expected(member.key.pool, graph.shared)
-    if expected is not None and (member.role, member.cluster) != expected:
-        return f"it is {member.role} in {member.cluster}, and the graph has {' in '.join(expected) or 'no such pool'}"
+    if expected is not None and (member.role, member.cluster) not in expected:
+        there = " or ".join(" in ".join(place) for place in expected)
+        return f"it is {member.role} in {member.cluster}, and the graph has {there or 'no such pool'}"
     return ""
 
 
-def _expected(pool: str, shared: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Role and cluster of a pool; empty: there is none of that name, None: nothing is known."""
+def _expected(pool: str, shared: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    """Role and cluster of a pool, for each place that it may have; empty: there is none of that name, None: nothing is
+    known."""
     if "pools" not in shared:
         return None
     if pool == "frontend":
-        return ("frontend", str(shared["frontend"]["cluster"]))
+        there = shared["frontend"]["cluster"]
+        return [("frontend", str(cluster)) for cluster in (there if isinstance(there, list) else [there])]
     known = shared["pools"].get(pool)
-    return () if known is None else (str(known["role"]), str(known["cluster"]))
+    return [] if known is None else [(str(known["role"]), str(known["cluster"]))]
