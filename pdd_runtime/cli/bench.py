@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdd_runtime.cli.console import FAILED, OK, USAGE, Consoles, plain
+from pdd_runtime.cli.interrupt import run
 from pdd_runtime.cli.validate import load_checked
 from pdd_runtime.clock import now
 from pdd_runtime.errors import PddError
@@ -82,7 +82,7 @@ def run_bench(options: BenchOptions, consoles: Consoles) -> int:
         # Before the measurement, not behind it.
         _write(options.out, "")
     with Bars(consoles.err, options.requests) as bars:
-        measured = asyncio.run(
+        measured = run(
             bench(targets, workload, options.requests, options.seed, load_plugins(), bars, options.wait_timeout)
         )
     made = report(workload, options.requests, options.seed, measured)

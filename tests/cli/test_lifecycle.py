@@ -201,6 +201,25 @@ def test_a_launcher_killed_in_the_middle_of_a_change_leaves_no_orphan_and_up_aga
     assert not set(pids) & set(cli.pids("roll"))
 
 
+def test_a_bench_that_is_told_to_end_leaves_neither_processes_nor_files(cli: Cli) -> None:
+    name = cli.write(GRAPH.replace("{name: roll}", "{name: measured}"), "measured.yaml")
+    (temporary := cli.directory / "temporary").mkdir()
+    workload = ["-w", "prompt=20,output=200", "-n", "100000"]
+    bench = cli.start("bench", name, *workload, env={"TMPDIR": str(temporary)})
+    launched = "pdd-bench-*/**/launcher.json"
+
+    def pids() -> list[int]:
+        found = [json.loads(path.read_bytes()) for path in temporary.glob(launched)]
+        return [process["pid"] for launcher in found for process in launcher["processes"]]
+
+    until(lambda: len(pids()) == 5)
+    started = pids()
+    bench.terminate()
+    assert bench.wait(2 * PATIENCE) == 130
+    assert list(temporary.iterdir()) == []
+    assert [pid for pid in started if running(pid)] == []
+
+
 def test_ctrl_c_in_the_foreground_drains_in_the_middle_of_a_change_too(cli: Cli) -> None:
     name = cli.write(GRAPH.replace("{name: roll}", "{name: front}"), "front.yaml")
     attached = cli.start("up", name, "--quiet")
