@@ -72,7 +72,8 @@ class Planner:
         self, request: SessionRequest, output: Sequence[int], failed: Collection[WorkerKey]
     ) -> tuple[Route | None, Workers]:
         """Workers to go on behind `output`, by the policy; where it has no route, one that can go on alone, without a
-        route. Those that have `failed` are left out as long as there is any other. Raises as `route` does."""
+        route. Those that have `failed` are left out as long as there is any other. Raises `NoRoute`, which says who
+        is there and cannot."""
         tokens = (*request.tokens, *output)
         facts = RequestFacts(
             prompt_tokens=len(tokens),
@@ -93,7 +94,11 @@ class Planner:
             if alone is not None:
                 return None, alone
         assert refusal is not None
-        raise refusal
+        facts = RequestFacts(prompt_tokens=0, max_tokens=0, needs=needs(request, output))
+        unable = [(peer, lacking(facts, peer.view(0))) for peer in self._peers.ready]
+        raise NoRoute(
+            "; ".join([refusal.what, *(f"{peer} cannot: {', '.join(what)}" for peer, what in unable if what)])
+        )
 
     def spare(
         self,

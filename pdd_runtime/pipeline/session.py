@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Literal
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import DeadlineExceeded, NoRoute, PddError, RequestError, WorkerLost
+from pdd_runtime.errors import DeadlineExceeded, NoRoute, PddError, WorkerLost
 from pdd_runtime.graph import Recovery
 from pdd_runtime.observe import RecoveryRecord, Timeline
 from pdd_runtime.pipeline import deadlines
@@ -109,18 +109,19 @@ class Session:
                 self.prompt_id, self.prompt_at = part.id, self.crew.get("prefill")
             try:
                 await part.run(flow(part))
-                if self.finish is not None:
-                    return
             except PddError as error:
                 self.lost(error)
-            await self._again()
+            if self.finish is None:
+                await self._again()
+            if self.finish is not None:
+                return
 
     # Recovery
 
     @property
     def part_id(self) -> str:
         """By which id workers know a part that begins now: a worker may still be busy with what has failed."""
-        return f"{self.id}.{self._losses}" if self._losses else self.id
+        return f"{self.id}.r{self._losses}" if self._losses else self.id
 
     def lost(self, error: PddError) -> None:
         """A part has failed; another is to go on. Raises `error` where none can, or enough have failed already."""
@@ -205,13 +206,13 @@ class Session:
             try:
                 self.route, workers = self.planner.again(self.request, self.log.ids, self._failed)
                 self.crew.replace(workers)
-            except (NoRoute, RequestError) as refusal:
+            except NoRoute as refusal:
                 why = refusal.what
                 return False
             return True
 
         self.crew.replace({})
-        await self._patiently(planned, lambda: f"nobody came who can go on: {why}")
+        await self._patiently(lambda: self.finish is not None or planned(), lambda: f"nobody came who can go on: {why}")
         self.taken_over(self.crew)
         await self._pause(self.crew.keys)
 

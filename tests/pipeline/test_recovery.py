@@ -255,13 +255,20 @@ async def test_a_session_waits_for_a_worker_to_come_back_and_no_longer_than_it_m
     driver, tokens = await fleet.driver(), prompt(100)
     hasty = await fleet.driver("spec.recovery.wait=200ms")
     expected = await fleet.ask(driver, tokens, 150)
-    asking = [asyncio.create_task(fleet.ask(d, tokens, 150, id=str(i))) for i, d in enumerate((driver, hasty))]
-    for i in range(2):
+    drivers = (driver, hasty, driver, driver)
+    asking = [asyncio.create_task(fleet.ask(d, tokens, 150, id=str(i))) for i, d in enumerate(drivers)]
+    for i in range(4):
         await until(lambda i=i: fleet.timelines.get(str(i)) and fleet.timelines.get(str(i)).tokens.main > 3)
     await fleet.kill("all")
     with pytest.raises(WorkerLost, match=r"worker all/0 \(aggregated\) was lost") as failure:
         await asking[1]
     assert "in 0.2 s nobody came who can go on: no aggregated worker is ready" in failure.value.why
+    # Those who wait as well, and are cancelled, or have had enough.
+    asking[2].cancel()
+    await asyncio.wait({asking[2]})
+    driver.stop("3")
+    assert (await asking[3]).finish.reason == "stop"
+    await until(lambda: driver.sessions == 1)
     await fleet.spawn("all")
     answer = await asking[0]
     assert answer.ids == expected.ids
@@ -287,6 +294,7 @@ async def test_who_cannot_go_on_as_it_was_begun_is_not_asked(new_fleet: Callable
         with pytest.raises(WorkerLost, match="main/0") as failure:
             await asking
         assert "in 0.1 s nobody came who can go on" in failure.value.why
+        assert "relay/0 cannot: penalties" in failure.value.why
     await fleet.idle()
 
 
