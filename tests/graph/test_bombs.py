@@ -19,7 +19,7 @@ def _aliases(ten: str) -> str:
 
 BOMBS = {
     "open lists": ("a: " + "[" * 50_000, "nested too deeply"),
-    "lists": ("a: " + "[" * 2000 + "]" * 2000, "nested too deeply"),
+    "lists": ("a: " + "[" * 200 + "]" * 200, "nested too deeply"),
     "mappings": ("\n".join("  " * depth + "a:" for depth in range(500)), "nested too deeply"),
     "questions": ("? " * 300_000, "nested too deeply"),
     "a billion laughs": (_aliases("[{}]"), "too many values"),
