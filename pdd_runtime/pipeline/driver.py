@@ -83,7 +83,6 @@ class Driver:
 
     async def start(self) -> None:
         """Begin to look for workers; returns at once."""
-        self._began = now()
         await self._peers.start()
         self._telling = asyncio.create_task(self._tell_sessions(), name="sessions hear of workers")
 

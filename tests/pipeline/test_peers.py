@@ -122,6 +122,23 @@ async def test_in_whatever_order_pools_come_there_is_a_route_only_when_it_is_who
     assert answer.timeline["route"] == "P-RLD-MD"
 
 
+async def test_pools_of_which_nothing_shows_itself_are_not_waited_for_for_ever(
+    new_fleet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a frontend starts while a cluster is away."""
+    fleet = new_fleet()
+    await fleet.start("all")
+    driver = await fleet.driver(wait=False)
+    await until(lambda: keys(driver) != [])
+    assert driver.why_not_ready == "no worker is ready yet in: main, prefill, relay"
+    monkeypatch.setattr("pdd_runtime.pipeline.driver.SHOWN", 0.0)
+    assert driver.ready
+    # Readiness once reached is kept, whoever is still to come.
+    await fleet.spawn("prefill")
+    await until(lambda: len(keys(driver)) == 2)
+    assert driver.ready
+
+
 # Several frontends
 
 
