@@ -37,7 +37,7 @@ from rich.console import Console
 from pdd_runtime.cli.chaos import Screen, verdict
 from pdd_runtime.cli.front import Front, front_of
 from pdd_runtime.clock import now
-from pdd_runtime.experiments.chaos import Chaos, ChaosPlan
+from pdd_runtime.experiments.chaos import Chaos, ChaosPlan, patiently
 from pdd_runtime.experiments.chaos_report import ChaosReport, Seen
 from pdd_runtime.experiments.storm import Strikes
 from pdd_runtime.experiments.workload import read_workload
@@ -83,7 +83,7 @@ async def stage(options: argparse.Namespace, file: Path, *overrides: str, etcd: 
                 if status.ready and all(process.state == "ready" for process in status.processes):
                     break
             async with RunningGraph(state) as running:
-                yield Stage(running, await front_of(state), state, server)
+                yield Stage(running, await patiently(lambda: front_of(state)), state, server)
         finally:
             if state.launcher() is not None:
                 await down(state, patience=0.0)

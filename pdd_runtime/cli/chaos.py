@@ -26,7 +26,7 @@ from pdd_runtime.cli.live import LiveStatus
 from pdd_runtime.cli.validate import load_checked
 from pdd_runtime.clock import now
 from pdd_runtime.errors import ConnectionLost, LaunchError
-from pdd_runtime.experiments.chaos import Chaos, ChaosPlan
+from pdd_runtime.experiments.chaos import Chaos, ChaosPlan, patiently
 from pdd_runtime.experiments.chaos_report import ChaosReport
 from pdd_runtime.experiments.storm import Stream
 from pdd_runtime.experiments.workload import read_workload
@@ -85,7 +85,7 @@ async def _run(options: ChaosOptions, consoles: Consoles) -> ChaosReport:
     async with AsyncExitStack() as stack:
         state, etcd = await _graph(stack, options, consoles)
         running = await stack.enter_async_context(RunningGraph(state))
-        front = await front_of(state)
+        front = await patiently(lambda: front_of(state))
         chaos = Chaos(running, front, Faults(running, etcd), workload, options.plan)
         screen = stack.enter_context(Screen(consoles.err))
         with _interrupted(chaos, screen):

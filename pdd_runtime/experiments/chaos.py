@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import httpx
 
 from pdd_runtime.clock import now
-from pdd_runtime.errors import PddError
+from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, PddError
 from pdd_runtime.experiments.chaos_report import ChaosReport, Seen
 from pdd_runtime.experiments.client import Front
 from pdd_runtime.experiments.holdings import Holdings, Leak, settled
 from pdd_runtime.experiments.storm import Made, Script, Storm, Stream, Strikes, asked, following
 from pdd_runtime.experiments.workload import Workload
-from pdd_runtime.launch import ps
+from pdd_runtime.launch import GraphStatus, ps
 from pdd_runtime.testing.faults import Fault, Faults, RunningGraph, schedule
+
+T = TypeVar("T")
 
 _LOOK_EVERY = 0.2
 SPARE = 16
 """Files and tasks of a process that may be more afterwards: connections that came when they were first needed."""
+
+
+_BUSY = 60.0
+"""Seconds for a launcher to answer while everything starts at once."""
 
 
 class ChaosError(PddError):
@@ -148,17 +154,19 @@ class Chaos:
 
     async def _restarts(self) -> dict[str, int]:
         counts = {}
-        for state in self._running.states:
-            counts.update({f"{one.pool}/{one.index}": one.restarts for one in (await ps(state)).processes})
+        for status in await self._statuses():
+            counts.update({f"{one.pool}/{one.index}": one.restarts for one in status.processes})
         return counts
+
+    async def _statuses(self) -> list[GraphStatus]:
+        return [await patiently(lambda: ps(state)) for state in self._running.states]  # noqa: B023 - awaited here
 
     async def _back(self, made: Sequence[Made]) -> float | None:
         """Seconds from the end of the last fault until every process was ready; None: it took too long."""
         last = max((one.ended or one.at for one in made), default=now())
         until = now() + self.plan.recovery
         while now() < until:
-            statuses = [await ps(state) for state in self._running.states]
-            if all(one.state == "ready" for status in statuses for one in status.processes):
+            if all(one.state == "ready" for status in await self._statuses() for one in status.processes):
                 return now() - last
             await asyncio.sleep(_LOOK_EVERY)
         return None
@@ -168,3 +176,16 @@ class Chaos:
             return await settled(self._running, self._front, before, spare=SPARE, patience=self.plan.recovery)
         except httpx.HTTPError as error:
             raise ChaosError("no frontend is there to be asked what is held", why=str(error)) from error
+
+
+async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """What a launcher answers, who is asked again where it is too busy to answer in time. Raises what it answers, and
+    `DeadlineExceeded` at last."""
+    until = now() + _BUSY
+    while True:
+        try:
+            return await ask()
+        except (DeadlineExceeded, ConnectionLost):
+            if now() > until:
+                raise
+            await asyncio.sleep(_LOOK_EVERY)
