@@ -15,10 +15,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pdd_runtime.errors import GraphError, LaunchError
-from pdd_runtime.frontend.handshake import Handshake
+from pdd_runtime.frontend.handshake import TlsListener
 from pdd_runtime.frontend.protocol import Connections, Protocol
 from pdd_runtime.graph.models import FrontendTls
-from pdd_runtime.rpc import Strangers, within_files
+from pdd_runtime.rpc import within_files
 
 _BACKLOG = 2048
 
@@ -68,7 +68,7 @@ def url(sock: socket.socket, *, tls: bool = False) -> str:
 class Server(uvicorn.Server):
     """Leaves signals to the process, which has more to stop than this."""
 
-    servers: list[asyncio.Server]
+    servers: list[asyncio.Server | TlsListener]  # type: ignore[assignment]
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
@@ -100,6 +100,20 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config = self.config
+        if config.ssl is None or sockets is None:
+            await super().startup(sockets)
+            return
+        await super().startup(sockets=[])
+        make = partial(  # type: ignore[call-arg]
+            config.http_protocol_class, config=config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        self.servers = [
+            TlsListener(sock, _BACKLOG, config.ssl, make, self._connections, within_files(SHAKING, 4))
+            for sock in sockets
+        ]
+
     def stop(self) -> None:
         """Have `serve` return."""
         self.should_exit = True
@@ -130,12 +144,11 @@ def create_server(app: ASGIApp, most: int = MOST, tls: FrontendTls | None = None
     """`serve(sockets=[...])` runs it; `stop` stops it. `most`: connections at once; fewer where this process may not
     open so many files. Raises `GraphError` for a certificate that is of no use."""
     connections = Connections(within_files(most, 2))
-    protocol = partial(Protocol, connections=connections)
     server = Server(
         uvicorn.Config(
             app,
             lifespan="off",
-            http=protocol,  # type: ignore[arg-type]
+            http=partial(Protocol, connections=connections),  # type: ignore[arg-type]
             ssl_certfile=tls.cert if tls else None,
             ssl_keyfile=tls.key if tls else None,
             log_config=None,
@@ -157,10 +170,4 @@ def create_server(app: ASGIApp, most: int = MOST, tls: FrontendTls | None = None
             why=str(error),
             fix="name a PEM file with the certificate, and one with its key, without a password",
         ) from error
-    if (context := server.config.ssl) is not None:
-        strangers: Strangers[Handshake] = Strangers(within_files(SHAKING, 4))
-        server.config.ssl = None
-        server.config.http_protocol_class = lambda **what: Handshake(  # type: ignore[assignment]
-            partial(protocol, **what), context, connections, strangers
-        )
     return server
