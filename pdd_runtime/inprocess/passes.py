@@ -94,7 +94,8 @@ class Passes:
     async def _compute(self, planned: Planned, forgotten: list[int]) -> Results:
         self._began = now()
         computing = asyncio.get_running_loop().run_in_executor(self._thread, self._pass, planned, forgotten)
-        await asyncio.wait({computing}, timeout=self.step_timeout)
+        for _ in range(2):  # no single timer decides: this process may have been stopped meanwhile
+            await asyncio.wait({computing}, timeout=self.step_timeout / 2)
         if not computing.done():
             raise _HungError
         self._began = None

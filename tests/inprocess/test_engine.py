@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -95,6 +96,19 @@ async def test_who_waits_too_long_for_blocks_that_others_hold_fails_and_lets_the
         harness.store.release(held)
         await harness.idle()
         assert len(await harness.generate(text(100), 2)) == 2
+
+
+async def test_a_process_that_was_stopped_for_long_has_no_hung_pass() -> None:
+    async with started(step_timeout="2s") as harness:
+        expected = await harness.generate(text(10), 5)
+        go = runner_of(harness).go
+        go.clear()
+        answer = asyncio.create_task(harness.generate(text(10), 5))
+        await busy(harness, running=1, waiting=0)
+        time.sleep(2.1)  # noqa: ASYNC251 - nothing runs in a process that is stopped
+        asyncio.get_running_loop().call_later(0.01, go.set)
+        assert await answer == expected
+        assert harness.failure is None
 
 
 async def test_the_context_ends_an_answer() -> None:
