@@ -49,6 +49,7 @@ SERVER = {
     "context_length": CONTEXT,
     "batch_limit": 8,
     "start_timeout": "30min",
+    "health_timeout": "1min",
 }
 CONFIG: dict[str, dict[str, Any]] = {
     "torch": {"context_length": CONTEXT},

@@ -60,16 +60,17 @@ class Fleet(NamedTuple):
         return scrape(text).value(name, **labels)
 
 
+NAMES = {"python", "device", "batch_limit", "token_budget", "engine_kv_memory", "start_timeout", "health_timeout"}
+
+
 def sglang() -> dict[str, Any]:
     """An engine on a CPU, as a graph has it."""
-    names = {"python", "device", "batch_limit", "token_budget", "kv_memory", "engine_kv_memory", "start_timeout"}
-    return {"plugin": "sglang", "config": testing.settings().model_dump(mode="json", include=names)}
+    return {"plugin": "sglang", "config": testing.settings().model_dump(mode="json", include={*NAMES, "kv_memory"})}
 
 
 def sglang_pd() -> dict[str, Any]:
     """The same, of one that moves its KV itself."""
-    names = {"python", "device", "batch_limit", "token_budget", "engine_kv_memory", "start_timeout", "data_plane"}
-    settings = testing.transfer_settings().model_dump(mode="json", include=names)
+    settings = testing.transfer_settings().model_dump(mode="json", include={*NAMES, "data_plane"})
     return {"plugin": "sglang", "config": settings}
 
 
