@@ -39,8 +39,8 @@ def _print(status: GraphStatus, consoles: Consoles) -> None:
         consoles.out.print(f"operators are answered at {status.admin}", style="dim", markup=False)
     if status.changing:
         consoles.out.print(f"being changed: {plain(status.changing)}", style="yellow", markup=False, soft_wrap=True)
-    if status.trouble:
-        consoles.out.print(plain(status.trouble), style="yellow", markup=False, soft_wrap=True)
+    for words in filter(None, (status.failed, status.trouble)):
+        consoles.out.print(plain(words), style="yellow", markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("POOL", "ROLE", "CLUSTER", "PID", "STATE", "RESTARTS", "ENDPOINT", "NOTE"):
         table.add_column(column, no_wrap=column != "NOTE")

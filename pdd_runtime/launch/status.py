@@ -52,6 +52,8 @@ class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why processes of other clusters cannot be found at this moment, or logs cannot be written."""
     changing: str = ""
     """The step of a change that is being made; empty: none is."""
+    failed: str = ""
+    """Why the last change was not made whole; empty: it was."""
     processes: tuple[ProcessStatus, ...]
 
     @property

@@ -6,14 +6,12 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import ExitStack, suppress
 
-import httpx
 import msgspec
 
 from pdd_runtime.discovery import RegistryServer, open_discovery
-from pdd_runtime.discovery.mark import mark_of
 from pdd_runtime.errors import PddError, leaves
 from pdd_runtime.graph import Graph
 from pdd_runtime.launch.changes import Changes
@@ -21,22 +19,22 @@ from pdd_runtime.launch.child import Child, ChildSpec
 from pdd_runtime.launch.crew import Crew
 from pdd_runtime.launch.identity import birth
 from pdd_runtime.launch.leftovers import end_left
+from pdd_runtime.launch.lineage import grown, meet
 from pdd_runtime.launch.meeting import met
-from pdd_runtime.launch.orders import Apply, Down, Plan, Progress, Restart, Wanted
 from pdd_runtime.launch.part import Part
 from pdd_runtime.launch.port import Ports
-from pdd_runtime.launch.readiness import why_not_ready
+from pdd_runtime.launch.readiness import reasons
+from pdd_runtime.launch.service import Service
 from pdd_runtime.launch.slot import FRONTEND, Slot
 from pdd_runtime.launch.specs import child_specs
 from pdd_runtime.launch.state import GraphState, Launcher
 from pdd_runtime.launch.status import GraphStatus
-from pdd_runtime.launch.trust import trusted
+from pdd_runtime.launch.view import View
 from pdd_runtime.plugins import PluginManager
 from pdd_runtime.plugins.certificate import tls_of
-from pdd_runtime.plugins.discovery import Discovery, Member
-from pdd_runtime.plugins.messages import Empty
+from pdd_runtime.plugins.discovery import Discovery
 from pdd_runtime.plugins.routing import WorkerKey
-from pdd_runtime.rpc import Greeting, RpcContext, RpcServer, Tls
+from pdd_runtime.rpc import Greeting, RpcServer, Tls
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +42,6 @@ PATIENCE = 30.0
 """Seconds that running requests get at a stop."""
 WORKER_PATIENCE = 10.0
 """Seconds from the word to SIGKILL for workers, which have no requests any more."""
-MEET = 3.0
-"""Seconds for discovery's servers to answer before processes are started all the same."""
-MARKS = 64
-"""Digests of what a graph was before that are remembered."""
-READY_EVERY = 0.25
-HEALTHY_EVERY = 2.0
 
 
 class Supervisor:
@@ -74,8 +66,7 @@ class Supervisor:
         self._changes = Changes(self)
         self._ports = Ports()
         self._specs: Mapping[Slot, ChildSpec] = {}
-        self._members: dict[str, Member] = {}
-        """By epoch, as discovery has them; of one whose place another has taken over, the last that was seen."""
+        self._view = View()
         self._registry: RegistryServer | None = None
         self._discovery: Discovery | None = None
         self._trouble = ""
@@ -108,13 +99,14 @@ class Supervisor:
             source=self.source,
             pid=os.getpid(),
             url=self._url,
-            admin=next((member.admin for member in self._frontends if member.admin), ""),
+            admin=next((member.admin for member in self._view.frontends(children) if member.admin), ""),
             ready=not self._why_not_ready,
             why_not_ready=self._why_not_ready,
             stopping=self._stop.is_set(),
-            trouble="; ".join(filter(None, (self._trouble, self._changes.failed, *self._lost_logs()))),
+            trouble="; ".join(filter(None, (self._trouble, *self._lost_logs()))),
             changing=self._changes.doing,
-            processes=tuple(child.status(self._member(child)) for child in children),
+            failed=self._changes.failed,
+            processes=tuple(child.status(self._view.of(child)) for child in children),
         )
 
     def _lost_logs(self) -> list[str]:
@@ -137,7 +129,7 @@ class Supervisor:
             self._tls = tls_of(self.graph, self._cluster)
             server = RpcServer(self._greeting(secret), tls=self._tls)
             self._registry = RegistryServer(server)
-            self._serve(server)
+            Service(self, self._changes).register(server)
             try:
                 endpoint = await server.start("127.0.0.1")
                 self._write_graph()
@@ -147,12 +139,12 @@ class Supervisor:
                     endpoint=endpoint,
                     secret=secret,
                     # Of other clusters there may be processes that know only what it was when its launcher died.
-                    marks=_grown(before.marks if before else (), self.graph),
+                    marks=grown(before.marks if before else (), self.graph),
                 )
                 self.state.write_launcher(self._launcher)
                 self._discovery = self._open_discovery(self.graph, self._launcher.marks)
                 try:
-                    await _meet(self._discovery)
+                    await meet(self._discovery)
                     stack.enter_context(self._ports)
                     self._specs = self._make_specs()
                     await self._run_children()
@@ -169,11 +161,11 @@ class Supervisor:
     # For `Changes`
 
     async def becomes(self, graph: Graph, source: str) -> Mapping[Slot, ChildSpec]:
-        marks = _grown(self._launcher.marks, graph)
+        marks = grown(self._launcher.marks, graph)
         if marks != self._launcher.marks:
             discovery = self._open_discovery(graph, marks)
             try:
-                await _meet(discovery)
+                await meet(discovery)
             except BaseException:
                 await discovery.close()
                 raise
@@ -191,18 +183,17 @@ class Supervisor:
         return self._specs
 
     def is_ready(self, child: Child) -> bool:
-        member = self._members.get(child.epoch)
-        return member is not None and member.state == "ready" and child.recorded is not None
+        return self._view.is_ready(child)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             await self._change.wait()
 
     async def met(self, child: Child) -> None:
-        member = self._members.get(child.epoch)
+        member = self._view.of(child)
         if member is None or member.role == "frontend":
             return
-        others = [self._member(other) for other in self.crew.children if other.spec.pool == child.spec.pool]
+        others = [self._view.of(other) for other in self.crew.children if other.spec.pool == child.spec.pool]
         known = [other for other in others if other is not None and other.key != member.key]
         if not await met(member, known, self._greeting(self._launcher.secret), self._tls):
             log.warning("not every frontend has found %s", member.key)
@@ -290,97 +281,24 @@ class Supervisor:
         while (discovery := self._discovery) is not None:
             # It ends when a changed graph has another one.
             async for members in discovery.watch():
-                self._take(members)
+                self._view.take(members, self.crew.children)
+                self._on_child()
             if discovery is self._discovery:
                 return
 
-    def _take(self, members: Sequence[Member]) -> None:
-        there = {(member.key.pool, member.key.index): member for member in members}
-        superseded = {
-            epoch: member
-            for epoch, member in self._members.items()
-            if (heir := there.get((member.key.pool, member.key.index))) and heir.key.epoch != epoch
-        }
-        ours = {child.epoch for child in self.crew.children}
-        self._members = {epoch: member for epoch, member in superseded.items() if epoch in ours}
-        self._members.update((member.key.epoch, member) for member in members)
-        self._on_child()
-
     async def _watch_ready(self) -> None:
-        # Each time over a new connection: an old one ends with the process behind it, and others share its port.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        verify = trusted(self.graph)
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False, limits=limits, verify=verify) as client:
-            while True:
-                why = await self._ask_ready(client)
-                trouble = self._discovery.trouble if self._discovery else ""
-                if (why, trouble) != (self._why_not_ready, self._trouble):
-                    self._why_not_ready, self._trouble = why, trouble
-                    self.changed()
-                await asyncio.sleep(READY_EVERY if why else HEALTHY_EVERY)
+        async for answer in reasons(self.graph, lambda: self._url):
+            why = answer if self.part.has_frontend(self.graph) else self._not_ready()
+            trouble = self._discovery.trouble if self._discovery else ""
+            if (why, trouble) != (self._why_not_ready, self._trouble):
+                self._why_not_ready, self._trouble = why, trouble
+                self.changed()
 
-    async def _ask_ready(self, client: httpx.AsyncClient) -> str:
-        if self.part.has_frontend(self.graph):
-            return await why_not_ready(client, self._url)
+    def _not_ready(self) -> str:
+        """Of a part without a frontend."""
         waiting = (child for child in self.crew.children if not child.stopping and not self.is_ready(child))
         return next((f"{child.spec} is not ready" for child in waiting), "")
 
-    def _member(self, child: Child) -> Member | None:
-        return self._members.get(child.epoch)
-
     @property
     def _url(self) -> str:
-        return next((member.endpoint for member in self._frontends), "")
-
-    @property
-    def _frontends(self) -> list[Member]:
-        """The ready ones first."""
-        members = [self._member(child) for child in self.crew.children if child.spec.role == "frontend"]
-        return sorted((member for member in members if member), key=lambda member: member.state != "ready")
-
-    def _serve(self, server: RpcServer) -> None:
-        server.unary("launch.ps", Empty, self._on_ps)
-        server.stream("launch.watch", Empty, self._on_watch)
-        server.unary("launch.down", Down, self._on_down)
-        server.unary("launch.plan", Wanted, self._on_plan)
-        server.stream("launch.apply", Apply, self._on_apply)
-        server.stream("launch.restart", Restart, self._on_restart)
-
-    async def _on_ps(self, params: Empty, context: RpcContext) -> GraphStatus:
-        return self.status()
-
-    async def _on_watch(self, params: Empty, context: RpcContext) -> AsyncGenerator[GraphStatus, None]:
-        async with aclosing(self.watch()) as statuses:
-            async for status in statuses:
-                yield status
-
-    async def _on_down(self, params: Down, context: RpcContext) -> None:
-        self.stop(params.patience)
-
-    async def _on_plan(self, params: Wanted, context: RpcContext) -> Plan:
-        return self._changes.plan(params)
-
-    async def _on_apply(self, params: Apply, context: RpcContext) -> AsyncGenerator[Progress, None]:
-        async with aclosing(self._changes.apply(params)) as steps:
-            async for step in steps:
-                yield step
-
-    async def _on_restart(self, params: Restart, context: RpcContext) -> AsyncGenerator[Progress, None]:
-        async with aclosing(self._changes.restart(params)) as steps:
-            async for step in steps:
-                yield step
-
-
-def _grown(marks: tuple[str, ...], graph: Graph) -> tuple[str, ...]:
-    """With the digest of `graph` as the last."""
-    digest = mark_of(graph).digest
-    return (*(mark for mark in marks if mark != digest), digest)[-MARKS:]
-
-
-async def _meet(discovery: Discovery) -> None:
-    """Ask once who is there, so that what keeps this launcher from ever finding the others is told before it starts
-    anything. Servers that are only away are no hindrance."""
-    async with aclosing(discovery.watch()) as views:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MEET):
-                await anext(views)
+        return next((member.endpoint for member in self._view.frontends(self.crew.children)), "")
