@@ -447,8 +447,8 @@ def chaos(
     keep: Annotated[bool, typer.Option("--keep", help="Leave it up afterwards, for `timeline` and `logs`.")] = False,
     output: Output = Format.table,
 ) -> None:
-    """Make faults in a graph under live traffic, and say whether its users would have noticed. Every answer is compared
-    with the same one undisturbed, token for token. Ctrl-C ends it early, with a verdict."""
+    """Make faults in a graph, and say whether its users notice. Every answer of the live traffic is compared with the
+    same one undisturbed, token for token. Ctrl-C ends it early, with a verdict."""
     from pdd_runtime.cli.chaos import ChaosOptions, duration, run_chaos
     from pdd_runtime.experiments.chaos import ChaosPlan
 

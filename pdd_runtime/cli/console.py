@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.text import Text
 
 from pdd_runtime.errors import GraphError, LaunchError, PddError, PluginError
-from pdd_runtime.graph.secrets import in_line
 
 OK, FAILED, USAGE, NOT_RUNNING, ALREADY_RUNNING = 0, 1, 2, 3, 4
 """Exit codes; docs/cli.md explains them."""
@@ -102,6 +101,9 @@ def _excerpt(where: str) -> str:
         shown = Path(name).read_text().splitlines()[int(line) - 1]
     except (OSError, ValueError, IndexError):
         return ""
+    # Not above: importing what reads graphs would be felt at every TAB.
+    from pdd_runtime.graph.secrets import in_line
+
     margin = f"{line:>5} | "
     return f"\n{margin}{in_line(plain(shown))}\n{' ' * (len(margin) - 2)}| {' ' * (int(column) - 1)}^"
 
