@@ -59,3 +59,36 @@ async def test_a_drain_in_the_middle_of_answers_costs_none_of_them(
     assert f"{pool}/0" not in {event["worker"] for event in late.timeline["events"]}
     assert driver.ready
     await fleet.idle()
+
+
+@pytest.mark.parametrize("pool", ["relay", "main"])
+async def test_what_a_drain_has_no_patience_for_goes_on_elsewhere(
+    new_fleet: Callable[..., Any], prompt: Prompt, pool: str
+) -> None:
+    slow = (f"spec.pools.{each}.engine.config.token_time=0.01" for each in ("relay", "main"))
+    fleet = new_fleet(*slow, f"spec.pools.{pool}.replicas=2")
+    await fleet.start()
+    # The one tier decodes long enough to be stopped in its middle.
+    length = 200 if pool == "relay" else 10
+    handoff = f"spec.handoff={{plugin: one-shot, config: {{min_relay_tokens: {length}, max_relay_tokens: {length}}}}}"
+    driver, alone = await fleet.driver(PDD[0], handoff), await fleet.aggregated()
+    prompts = [prompt(60 + 20 * i) for i in range(4)]
+    expected = await asyncio.gather(*(fleet.ask(alone, tokens, 220) for tokens in prompts))
+    answers = [asyncio.create_task(fleet.ask(driver, tokens, 220, id=f"r-{i}")) for i, tokens in enumerate(prompts)]
+
+    def begun() -> bool:
+        timelines = [fleet.timelines.get(f"r-{i}") for i, _ in enumerate(prompts)]
+        return all(timeline is not None and timeline.body()["tokens"][pool] > 1 for timeline in timelines)
+
+    await until(begun)
+    process = fleet.processes.pop((pool, 0))
+    process.stdin.write(b"drain 0.05\n")
+    answered = await asyncio.gather(*answers)
+    async with asyncio.timeout(PATIENCE):
+        assert await process.wait() == 0
+    assert [answer.tokens for answer in answered] == [answer.tokens for answer in expected]
+    recoveries = [recovery for answer in answered for recovery in answer.timeline["recoveries"]]
+    assert recoveries, "there was something to cut off"
+    assert {recovery["worker"] for recovery in recoveries} == {f"{pool}/0"}
+    assert any(f"worker {pool}/0 stops" in recovery["why"] for recovery in recoveries)
+    await fleet.idle()
