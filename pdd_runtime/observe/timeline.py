@@ -157,6 +157,10 @@ class Timeline:
         edge = f"{source}->{target}"
         return any(transfer.edge == edge and transfer.finished is not None for transfer in self._body.kv)
 
+    def when(self, what: str) -> float | None:
+        """When `what` happened first, by the fixed words of its event; None: it has not."""
+        return next((event.t for event in self._body.events if event.what.partition(":")[0] == what), None)
+
     def hands_off(self, strategy: str) -> HandoffRecord:
         """The request has a relay, and `strategy` decides when main takes over."""
         self._body.handoff = HandoffRecord(strategy)

@@ -16,11 +16,17 @@ from pdd_runtime.observe import Timeline
 from pdd_runtime.plugins.engine import Load
 from pdd_runtime.plugins.routing import ClusterView, RequestFacts, Role, Route, WorkerKey, WorkerView
 
-AHEAD: dict[Role, float] = {"prefill": 0.25, "relay": 1.0, "main": 1.0, "aggregated": 0.25}
-"""Requests beyond a worker's batch, as a share of it: so that no place in it is empty while the next one comes. The KV
-of requests for relay and main is on its way there most of the time that they wait."""
+AHEAD: dict[Role, float] = {"prefill": 0.25, "relay": 1.0, "aggregated": 0.25}
+"""Requests beyond a worker's batch, as a share of it: so that no place in it is empty while the next one comes. Main's
+follow from how long they are on their way to it."""
+QUEUED = 0.25
+"""Requests that may wait in a worker's own queue, as a share of its batch. They have a first token by then: who waits
+there sees a stop. A relay's may be longer: users wait for what it hides as well."""
 FIRST_GUESS = 256.0
 """Tokens of an answer, before any has ended."""
+FIRST_WAY, LONGEST_WAY = 0.75, 4.0
+"""The time that requests are on their way to main, over the time that they are decoded there: before any has ended, and
+at most."""
 LEARNED = 0.05
 """What one answer's length counts for in the mean."""
 _NO_LIMIT = PoolAdmission()
@@ -34,6 +40,8 @@ class Stock(NamedTuple):
     used: int
     total: int
     """0: not known."""
+    waiting: int = 0
+    """Requests in its engine's own queue."""
 
 
 class Ticket:
@@ -43,6 +51,7 @@ class Ticket:
         self.route = route
         self._room, self._timeline = room, Timeline("", "", 0)
         self._tokens, self._way, self._bytes = tokens, way, size
+        self._begun = 0.0
         self._waits = True
         for key, count in tokens.items():
             room.pending[key] += 1
@@ -52,7 +61,7 @@ class Ticket:
 
     def begins(self, timeline: Timeline) -> None:
         """Its session counts on its workers from now on. `timeline` tells how far it is."""
-        self._timeline = timeline
+        self._timeline, self._begun = timeline, timeline.elapsed
         self._count()
 
     def shrink(self) -> None:
@@ -69,11 +78,20 @@ class Ticket:
     def over(self) -> None:
         """It has ended, or never begun. Idempotent."""
         self._count()
+        self._learn()
         for key in list(self._tokens):
             self._give(key)
         self._room.bytes[self._way] -= self._bytes
         self._bytes = 0
         self._room.tickets.discard(self)
+
+    def _learn(self) -> None:
+        timeline, route = self._timeline, self.route
+        if timeline.tokens.main > 1 and route.prefill is not None and (starts := timeline.when("main starts")):
+            first = timeline.when("commit") or starts
+            if timeline.elapsed > first:
+                self._room.learn_way(route.main.pool, starts - self._begun, timeline.elapsed - first)
+        self._timeline = Timeline("", "", 0)
 
     def _count(self) -> None:
         if self._waits:
@@ -95,6 +113,8 @@ class Room:
         self._bandwidth = {name: link.bandwidth / 8 for name, link in graph.spec.links.items()}
         self.answer = FIRST_GUESS
         """Tokens of an answer, the mean of late."""
+        self._ways: dict[str, tuple[float, float]] = {}
+        """Seconds on the way to a main pool and in it, the means of late."""
         self.pending: Counter[WorkerKey] = Counter()
         """Requests admitted whose sessions do not count on their workers yet."""
         self.tokens: Counter[WorkerKey] = Counter()
@@ -127,7 +147,7 @@ class Room:
 
     def shut(self, view: ClusterView) -> str:
         """Why no route can have room now, whatever it is for; empty: one may have. Cheaper than `find`."""
-        free = {worker.key.pool: worker.role for worker in view.workers if self.queued(worker) < self.most(worker)}
+        free = {worker.key.pool: worker.role for worker in view.workers if self._crowded(worker) is None}
         if "aggregated" in free.values():
             return ""
         if any(free.get(e.source) == "prefill" and free.get(e.target) == "main" for e in view.edges):
@@ -142,10 +162,21 @@ class Room:
         """An answer ended with so many."""
         self.answer += LEARNED * (tokens - self.answer)
 
+    def learn_way(self, pool: str, way: float, there: float) -> None:
+        """A request was so many seconds on its way to that main pool, and then decoded there for so many."""
+        ways, theres = self._ways.get(pool, (FIRST_WAY * there, there))
+        self._ways[pool] = ways + LEARNED * (way - ways), theres + LEARNED * (there - theres)
+
     def most(self, worker: WorkerView) -> int:
-        """Requests that it takes at once."""
-        limit = self._spec.pools.get(worker.key.pool, _NO_LIMIT).requests
-        return limit or worker.batch_limit + math.ceil(AHEAD[worker.role] * worker.batch_limit)
+        """Requests that it takes at once: for main its batch, what may wait there, and as many as may be on their way
+        while those in the batch make room for them."""
+        if limit := self._spec.pools.get(worker.key.pool, _NO_LIMIT).requests:
+            return limit
+        ahead = AHEAD.get(worker.role)
+        if ahead is None:
+            way, there = self._ways.get(worker.key.pool, (FIRST_WAY, 1.0))
+            ahead = QUEUED + min(LONGEST_WAY, way / there)
+        return worker.batch_limit + math.ceil(ahead * worker.batch_limit)
 
     def most_bytes(self, link: str) -> float:
         """KV that may wait for it in one direction."""
@@ -173,17 +204,26 @@ class Room:
         return _Lack(why, msgspec.structs.replace(view, edges=edges))
 
     def _full(self, worker: WorkerView, facts: RequestFacts) -> str | None:
-        queued, most = self.queued(worker), self.most(worker)
-        if queued >= most:
-            return f"{worker.key} is full with {queued} of {most} requests"
-        if not queued:
+        if not self.queued(worker):
             return None
-        used, total = self._stock(worker.key)
+        if (why := self._crowded(worker)) is not None:
+            return why
+        used, total, _ = self._stock(worker.key)
         total = self._spec.pools.get(worker.key.pool, _NO_LIMIT).tokens or total
         used = max(used, self.tokens[worker.key])
         need = self._needs(worker, facts)
         if total and used + need > total:
             return f"{worker.key} has {used} of {total} tokens in use, too many for {need} more"
+        return None
+
+    def _crowded(self, worker: WorkerView) -> str | None:
+        """Why it has no room, whatever a request is like."""
+        queued, most = self.queued(worker), self.most(worker)
+        if queued >= most:
+            return f"{worker.key} is full with {queued} of {most} requests"
+        waiting, may = self._stock(worker.key).waiting, math.ceil(QUEUED * worker.batch_limit)
+        if waiting > may and worker.role != "relay":
+            return f"{worker.key} has {waiting} in its own queue, more than {may}"
         return None
 
     def queued(self, worker: WorkerView) -> int:
@@ -220,7 +260,7 @@ class _Lack(NamedTuple):
 
 def stock(load: Load, blocks: int, block_size: int) -> Stock:
     """Of a worker whose engine has so many `blocks`, where its load does not say."""
-    return Stock(load.blocks_used * block_size, (load.blocks_total or blocks) * block_size)
+    return Stock(load.blocks_used * block_size, (load.blocks_total or blocks) * block_size, load.waiting)
 
 
 def _keys(route: Route) -> Iterator[WorkerKey]:

@@ -140,6 +140,42 @@ async def test_what_other_frontends_have_there_counts_too() -> None:
     await asking
 
 
+async def test_who_has_a_queue_of_its_own_gets_no_more_although_others_are_still_on_their_way_to_it() -> None:
+    world = World()
+    world.set("main", running=2, waiting=1)
+    world.stocks["main"] = Stock(0, 0, waiting=2)
+    asking = world.asks()
+    await world.waiting(1)
+    assert world.events("req-1") == ["queued: behind 0: main/0 has 2 in its own queue, more than 1"]
+    world.stocks["main"] = Stock(0, 0, waiting=1)
+    await asking
+
+
+async def test_main_takes_as_many_more_as_are_on_their_way_while_its_batch_makes_room() -> None:
+    world = World()
+    world.set("main", batch_limit=8)
+    main = world.workers["main"]
+    assert world.admission.room.most(main) == 16
+    for _ in range(200):
+        admitted = await world.ask()
+        timeline = world.timelines[f"req-{world._number}"] = Timeline("slow", "graph", 10, clock=lambda: world.at)
+        admitted.begins(timeline)
+        world.at += 3.0
+        timeline.event("main/0", "main starts: behind 7 tokens")
+        timeline.event("main/0", "commit: gap 0.1 s")
+        timeline.tokens.main = 10
+        world.at += 4.0
+        admitted.over(10, whole=True)
+    assert world.admission.room.most(main) == 8 + 2 + 6
+    world.admission.room.learn_way("main", 0.0, 4.0)
+    for _ in range(200):
+        world.admission.room.learn_way("main", 0.2, 4.0)
+    assert world.admission.room.most(main) == 8 + 2 + 1
+    for _ in range(200):
+        world.admission.room.learn_way("main", 400.0, 4.0)
+    assert world.admission.room.most(main) == 8 + 2 + 32
+
+
 async def test_a_full_relay_is_left_out_and_nobody_waits_for_it() -> None:
     world = World()
     world.set("relay", running=2, waiting=2)

@@ -68,7 +68,7 @@ def taken(driver: Driver) -> dict[str, tuple[float, float]]:
 async def test_a_flood_is_served_one_after_the_other_and_no_worker_has_more_than_it_may(
     fleet: Any, prompt: Prompt
 ) -> None:
-    driver = await fleet.driver()
+    driver = await fleet.driver("spec.admission.pools.main.requests=4")
     seen: list[dict[str, tuple[float, float]]] = []
 
     async def look() -> None:
