@@ -194,7 +194,9 @@ class Relayed:
         """A relay is needed, and there is one. None is started for the moment until a main that is ready begins."""
         session = self.session
         main_ready = self._takeover is not None and self._takeover.ready
-        if self._at_end or len(session.log) >= self.bound or (self._relay_lost and main_ready):
+        if self._relays_failed or self._at_end or len(session.log) >= self.bound:
+            return False
+        if self._relay_lost and main_ready:
             return False
         return self._can_begin(session.candidate("relay"))
 

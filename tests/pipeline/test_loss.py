@@ -40,7 +40,6 @@ async def when(fleet: Any, id: str, condition: Callable[[dict[str, Any]], bool])
 Condition = Callable[[dict[str, Any]], bool]
 MOMENTS: dict[str, tuple[tuple[str, ...], str, Condition, str]] = {
     "prefill, prefilling": ((RELAY,), "prefill", lambda t: "prefill starts" in events(t), "prefilling|sending KV"),
-    "main, receiving": ((RELAY,), "main", lambda t: t["tokens"]["relay"] > 3, "receiving KV from prefill/0"),
     "main, decoding": ((RELAY,), "main", lambda t: t["tokens"]["main"] > 3, "decoding"),
     "main, decoding, no relay": ((NEVER,), "main", lambda t: t["tokens"]["main"] > 3, "decoding"),
 }
