@@ -111,8 +111,8 @@ async def test_nobody_leaves_because_etcd_was_killed_and_all_are_registered_agai
     if empty:
         etcd.lose_data()
     await until(lambda: "etcd is away" in people.made[-1].trouble)
-    # Longer than a lease: what only its loss would tell is not told.
-    await asyncio.sleep(QuickEtcd.ttl + 1.0)
+    # Two leases long: what only their loss would tell is not told.
+    await asyncio.sleep(2 * QuickEtcd.ttl + 0.5)
     await etcd.up()
     await people.join(etcd.endpoint).register(member("relay"))
     await views.until("main/0:1", "main/1:1", "main/2:1", "relay/0:1", seconds=PATIENCE)
