@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from pdd_runtime.cli.front import Front
 from pdd_runtime.clock import now
+from pdd_runtime.experiments.chaos import SPARE
 from pdd_runtime.experiments.client import Client
 from pdd_runtime.experiments.holdings import Holdings, settled
 from pdd_runtime.experiments.outcome import Outcome
@@ -19,8 +20,6 @@ from pdd_runtime.experiments.workload import read_workload
 from pdd_runtime.ids import new_id
 from pdd_runtime.testing.faults import RunningGraph
 
-SPARE = 16
-"""Files and tasks of a process that may be more afterwards; as in a game day."""
 GROWTH = 1.10
 """Of resident memory, over what it is when caches and the list of timelines are full."""
 FIRST = 1_200

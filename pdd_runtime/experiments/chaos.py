@@ -22,7 +22,7 @@ from pdd_runtime.testing.faults import Fault, Faults, RunningGraph, schedule
 T = TypeVar("T")
 
 _LOOK_EVERY = 0.2
-SPARE = 16
+SPARE = 8
 """Files and tasks of a process that may be more afterwards: connections that came when they were first needed."""
 
 

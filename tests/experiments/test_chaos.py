@@ -34,6 +34,7 @@ spec:
     - {{from: relay, to: main, carries: tokens, link: wan}}
   frontend: {{port: 0}}
 """
+pytestmark = pytest.mark.timeout(300)
 QUICK = ("--streams", "4", "-w", "prompt=100,output=uniform(40, 80),timeout=60", "--wait-timeout", "60")
 
 

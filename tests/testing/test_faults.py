@@ -18,6 +18,7 @@ from pdd_runtime.testing.faults import FaultError, Faults, Process, RunningGraph
 from tests.cli.shell import Cli
 from tests.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.timeout(300)
 GRAPH = """\
 apiVersion: pdd/v1alpha1
 kind: InferenceGraph
