@@ -257,12 +257,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(name: str, run: Any, engine: str = "tiny", streams: int = 8, workload: str = WORKLOAD) -> Any:
+    def command(
+        name: str, run: Any, engine: str = "tiny", streams: int = 8, workload: str = WORKLOAD, gap: float = 2.0
+    ) -> Any:
         one = commands.add_parser(name)
         one.add_argument("--engine", choices=("tiny", "scripted"), default=engine)
         one.add_argument("--streams", type=int, default=streams)
         one.add_argument("--seed", type=int, default=0)
-        one.add_argument("--longest-gap", type=float, default=2.0, help="seconds between two tokens; more is no pass")
+        one.add_argument("--longest-gap", type=float, default=gap, help="seconds between two tokens; more is no pass")
         one.add_argument("--workload", default=workload)
         one.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for `pdd-runtime up`")
         one.add_argument("--format", choices=("text", "json"), default="text")
@@ -275,7 +277,8 @@ def main() -> None:
     one.add_argument("--states", default=",".join(STATES), type=lambda text: text.split(","))
     one.add_argument("--limit", type=float, default=3600.0, help="seconds after which no more are made")
     command("etcd", etcd).add_argument("--away", type=float, default=60.0, help="seconds")
-    one = command("cut", cut)
+    # Silence is noticed within 2 s; who goes on needs an extend behind that.
+    one = command("cut", cut, gap=3.0)
     one.add_argument("--away", type=float, default=10.0, help="seconds")
     one.add_argument("--times", type=int, default=2, help="in each state")
     command("two-by-two", two_by_two).add_argument("--times", type=int, default=2, help="each cluster so often")
