@@ -83,7 +83,7 @@ async def test_the_earlier_deadline_ends_a_request_without_a_token(
 
 async def test_a_deadline_in_the_middle_is_an_event_of_the_stream(given: Start) -> None:
     server = await given(b"abc", asyncio.Event())
-    answer = await post(server, stream=True, timeout=2)
+    answer = await post(server, stream=True, timeout=4)
     assert answer.status_code == 200
     assert "abc" in answer.text
     assert '"code":"deadline"' in answer.text

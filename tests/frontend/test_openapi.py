@@ -43,7 +43,7 @@ async def test_whatever_is_sent_is_answered_as_the_document_says(given: Start) -
 @pytest.mark.timeout(300)
 async def test_with_keys_too_and_the_document_says_where_they_are_asked_for(given: Start, tmp_path: Path) -> None:
     """Requests of the one key soon are too many: their refusals are as the document says, too."""
-    limited = access(tmp_path, line("user", "u", requests_per_minute=30, max_tokens=5, priority=0))
+    limited = access(tmp_path, line("user", "u", requests_per_minute=3, max_tokens=5, priority=0))
     server = await given(b"ok", Finish("length", 0), context=100_000, access=limited)
     document = (await server.client.get("/openapi.json")).json()
     secured = {
