@@ -116,13 +116,13 @@ async def test_a_replacement_takes_its_place_only_when_it_is_ready(cluster: Any)
     running = (await old.connect()).stream("engine.decode", decode("r", 300), DecodeEvent, timeout=None)
     await anext(running)
     new = await cluster.start("main", index=0, replaces=True, connect=False)
-    epochs: list[str] = []
     async with asyncio.timeout(PATIENCE):
-        while "epoch-1" not in epochs:
+        while True:
             version = cluster.registry.version
             (member,) = cluster.registry.members()
-            epochs.append(member.key.epoch)
             assert member.state == "ready"
+            if member.key.epoch == "epoch-1":
+                break
             await cluster.registry.changed(version)
     assert new.member.info is not None
     await tell(old, "stdin")
