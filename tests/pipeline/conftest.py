@@ -28,6 +28,8 @@ from pdd_runtime.rpc import Greeting, RpcServer, connect
 from tests.waiting import PATIENCE, until
 
 SECRET = "only-for-tests"
+START = 100.0
+"""Seconds for processes that start all at once, on a machine that has other work."""
 GRAPH = """
 apiVersion: pdd/v1alpha1
 kind: InferenceGraph
@@ -83,7 +85,7 @@ class Fleet:
     def graph_with(self, *overrides: str) -> Graph:
         return loads(self.text, [*self.overrides, *overrides]).graph
 
-    async def start(self, *pools: str, patience: float = PATIENCE) -> None:
+    async def start(self, *pools: str, patience: float = START) -> None:
         self._server = RpcServer(Greeting(graph=self.graph.name, secret=SECRET, cluster="dc-a", name="launcher"))
         self._registry = RegistryServer(self._server)
         self.address = await self._server.start("127.0.0.1")

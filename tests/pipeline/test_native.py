@@ -13,6 +13,7 @@ from pdd_runtime.errors import EngineError, GraphError
 from pdd_runtime.pipeline import deadlines
 from pdd_runtime.plugins.engine import Load
 from pdd_runtime.plugins.messages import Empty
+from tests.pipeline.conftest import START
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -292,6 +293,7 @@ MOMENTS: dict[str, tuple[str, str, Condition]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["local", "assisted"])
 async def test_after_a_killed_worker_the_answer_is_that_of_an_undisturbed_run(
     new_fleet: Callable[..., Any], prompt: Prompt, kind: str
@@ -302,7 +304,7 @@ async def test_after_a_killed_worker_the_answer_is_that_of_an_undisturbed_run(
     )
     fleet = new_fleet(*rates, *KINDS[kind], text=GRAPH)
     await fleet.start()
-    alone = await fleet.aggregated()
+    alone, recovered = await fleet.aggregated(), 0
     for moment, (routing, pool, condition) in MOMENTS.items():
         handoff = "spec.handoff={plugin: catch-up, config: {min_relay_tokens: 20}}"
         driver, tokens = await fleet.driver(routing, handoff), prompt(600)
@@ -314,12 +316,15 @@ async def test_after_a_killed_worker_the_answer_is_that_of_an_undisturbed_run(
         await fleet.spawn(pool)
         answer = await asking
         assert answer.tokens == expected.tokens, moment
-        assert [recovery["worker"] for recovery in answer.timeline["recoveries"]][:1] == [f"{pool}/0"], moment
+        # None at all where it had given all before it was killed.
+        assert {recovery["worker"] for recovery in answer.timeline["recoveries"]} <= {f"{pool}/0"}, moment
+        recovered += bool(answer.timeline["recoveries"])
         assert (await other).finish.reason == "length"
         await fleet.idle()
         await until(
-            lambda driver=driver: {peer.key.pool for peer in driver._peers.ready} == set(fleet.graph.spec.pools)
+            lambda driver=driver: {peer.key.pool for peer in driver._peers.ready} == set(fleet.graph.spec.pools), START
         )
+    assert recovered > len(MOMENTS) / 2
 
 
 @pytest.mark.slow

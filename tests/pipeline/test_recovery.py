@@ -11,9 +11,10 @@ import pytest
 import pytest_asyncio
 
 from pdd_runtime.errors import WorkerLost
+from tests.pipeline.conftest import START
 from tests.waiting import PATIENCE, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 Prompt = Callable[[int], list[int]]
 Timeline = dict[str, Any]
@@ -63,7 +64,7 @@ class Site:
             if (pool, 0) not in self.fleet.processes:
                 await self.fleet.spawn(pool)
         for driver, _ in self.fleet._drivers.values():
-            await until(lambda driver=driver: len({p.key.pool for p in driver._peers.ready}) == 3)
+            await until(lambda driver=driver: len({p.key.pool for p in driver._peers.ready}) == 3, START)
 
     async def expected(self, prompt: list[int], tokens: int, **sampling: Any) -> Any:
         driver = await self.undisturbed.driver()
@@ -133,8 +134,8 @@ MOMENTS: dict[str, tuple[tuple[str, ...], str, Callable[[Timeline], bool]]] = {
 async def test_after_a_kill_the_answer_is_that_of_an_undisturbed_run(site: Site, prompt: Prompt, moment: str) -> None:
     overrides, pool, condition = MOMENTS[moment]
     driver, tokens = await site.fleet.driver(*overrides), prompt(LONG)
-    expected = await site.expected(tokens, 150, **SEEDED)
-    asking = asyncio.create_task(site.fleet.ask(driver, tokens, 150, id=moment, **SEEDED))
+    expected = await site.expected(tokens, 250, **SEEDED)
+    asking = asyncio.create_task(site.fleet.ask(driver, tokens, 250, id=moment, **SEEDED))
     await when(site, moment, condition)
     await site.fleet.kill(pool)
     await site.fleet.spawn(pool)
@@ -143,7 +144,7 @@ async def test_after_a_kill_the_answer_is_that_of_an_undisturbed_run(site: Site,
     assert answer.finish.reason == "length"
     recoveries = answer.timeline["recoveries"]
     assert {recovery["worker"] for recovery in recoveries} <= {f"{pool}/0"}
-    assert recoveries or moment == "relay, sealed"  # then it may have given all
+    assert recoveries or "sealed" in moment or "giving" in moment  # then it may have given all
     told(moment, answer)
 
 
