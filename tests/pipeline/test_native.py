@@ -243,8 +243,9 @@ async def test_what_cannot_be_received_is_recomputed(
 
 @pytest.mark.parametrize("routing", [RELAY, NEVER])
 async def test_where_an_assisted_engine_cannot_read_another_goes_on_or_the_answer_ends(
-    new_fleet: Callable[..., Any], prompt: Prompt, routing: str
+    new_fleet: Callable[..., Any], prompt: Prompt, routing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(deadlines, "DEATH", 0.01)
     fleet = new_fleet("spec.pools.prefill.engine.config.lease=0.000001", *ASSISTED, text=GRAPH)
     await fleet.start()
     tokens = prompt(100)
