@@ -21,7 +21,7 @@ KINDS = {"portable": (GRAPH, ()), "assisted": (test_native.GRAPH, test_native.AS
 
 @pytest.mark.parametrize(
     ("kind", "pool"),
-    [("portable", "prefill"), ("portable", "main"), ("assisted", "prefill"), ("assisted", "relay")],
+    [("portable", "main"), ("assisted", "prefill")],
 )
 async def test_a_drain_in_the_middle_of_answers_costs_none_of_them(
     new_fleet: Callable[..., Any], prompt: Prompt, kind: str, pool: str
