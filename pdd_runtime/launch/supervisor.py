@@ -252,14 +252,13 @@ class Supervisor:
         assert self._registry is not None
         assert self._discovery is not None
         self._registry.remove(key)
-        if not any(child.recorded and child.epoch != key.epoch for child in self._at(key)):
+        slot = Slot(key.pool, key.index)
+        others = (child for child in self.crew.children if child.spec.slot == slot and child.epoch != key.epoch)
+        if not any(child.recorded for child in others):
             # What waits on its socket nobody would answer before it is back.
-            self._vacate(Slot(key.pool, key.index))
+            self._vacate(slot)
         with suppress(PddError):
             await self._discovery.unregister(key)
-
-    def _at(self, key: WorkerKey) -> list[Child]:
-        return [child for child in self.crew.children if child.spec.slot == Slot(key.pool, key.index)]
 
     def _vacate(self, slot: Slot) -> None:
         if slot.pool == FRONTEND:
