@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -106,14 +106,21 @@ class Stack:
             await discovery.close()
 
     async def ask(
-        self, driver: Driver, prompt: tuple[int, ...], max_tokens: int, sampling: Sampling
+        self,
+        driver: Driver,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        sampling: Sampling,
+        at: Mapping[int, Callable[[], None]] | None = None,
     ) -> tuple[list[Token], dict[str, Any]]:
-        """The tokens of one request, and its timeline."""
+        """The tokens of one request, and its timeline. `at`: what to do when so many tokens are there."""
         request = SessionRequest(id=new_id("req"), tokens=prompt, max_tokens=max_tokens, sampling=sampling)
         tokens: list[Token] = []
         async for item in driver.run(request):
             if not isinstance(item, Finish):
                 tokens.append(item)
+                if at and len(tokens) in at:
+                    at[len(tokens)]()
         timeline = self.timelines.get(request.id)
         assert timeline is not None
         return tokens, timeline.body()

@@ -157,16 +157,13 @@ async def test_a_killed_main_server_says_nothing_wrong_and_comes_back(stack: Vll
     tokens = prompt(120, 6)
     await stack.ready_again("main", 0)
     worker = stack.worker("main")
-    async with stack.driver() as driver:
 
-        async def kill() -> None:
-            await until(lambda: stack.running("main"), PATIENCE)
-            for pid in stack.processes("main"):
-                os.kill(pid, signal.SIGKILL)
+    def kill() -> None:
+        for pid in stack.processes("main"):
+            os.kill(pid, signal.SIGKILL)
 
-        killing = asyncio.create_task(kill())
-        got, timeline = await stack.ask(driver, tokens, LONG, GREEDY)
-        await killing
+    async with stack.driver(*DIRECT) as driver:
+        got, timeline = await stack.ask(driver, tokens, LONG, GREEDY, {100: kill})
     assert [token.id for token in got] == complete(alone, tokens, LONG)
     assert {lost["role"] for lost in timeline["recoveries"]} == {"main"}
     await stack.ready_again("main", worker["pid"])
