@@ -17,6 +17,10 @@ class Edges:
             for edge in graph.spec.edges
         )
 
+    def feeds(self, source: str, target: str) -> bool:
+        """An edge carries KV from pool to pool."""
+        return any((edge.source, edge.target, edge.carries) == (source, target, "kv") for edge in self.views)
+
     def transport(self, source: str, target: str) -> str | None:
         """The name of the transport plugin that moves KV from pool to pool; None: their engines move it themselves.
         Raises `GraphError` where no edge carries it."""

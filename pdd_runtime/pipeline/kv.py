@@ -35,7 +35,8 @@ class Nothing:
 
 async def bring(part: Part, source: Source, target: Source, tokens: tuple[int, ...]) -> tuple[Held, int]:
     """Bring the KV of `tokens`. Returns what keeps it there, and how many leading tokens' KV is there. Where it cannot
-    be moved, that is less: the engine computes it. Nothing is done for an engine that is assisted: each of its decodes
+    be moved, as where no edge leads from a worker to one that has taken another's place, that is less: the engine
+    computes it. Nothing is done for an engine that is assisted: each of its decodes
     brings what it needs. A prefill worker that fails is followed by another that has the prompt's KV."""
     session = part.session
     giver, taker = session.crew.get(source), session.crew[target]
@@ -49,7 +50,8 @@ async def bring(part: Part, source: Source, target: Source, tokens: tuple[int, .
 
     if taker.assisted:
         return Nothing(), 0
-    giver = giver or other()
+    if giver is None or not session.edges.feeds(giver.key.pool, taker.key.pool):
+        giver = other()
     while giver is not None:
         tried.add(giver.key)
         try:

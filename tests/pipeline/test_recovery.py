@@ -199,6 +199,37 @@ def told(what: str, answer: Any) -> None:
 # Who takes over
 
 
+async def test_a_relay_that_no_edge_joins_to_the_prefill_takes_over(
+    new_fleet: Callable[..., Any], site: Site, prompt: Prompt
+) -> None:
+    pools = "    main: {role: main"
+    others = (
+        "    far: {role: prefill, cluster: dc-a, engine: *e}\n    other: {role: relay, cluster: dc-a, engine: *e}\n"
+    )
+    edges = """  edges:
+    - {from: far, to: other, carries: kv, transport: {plugin: tcp}}
+    - {from: far, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
+    - {from: other, to: main, carries: tokens, link: wan}
+"""
+    text = GRAPH.replace(pools, others + pools).replace("  edges:\n", edges)
+    fleet = new_fleet("spec.links.wan.bandwidth=1Mbit/s", text=text)
+    await fleet.start()
+    driver, tokens, id = await fleet.driver(RELAY), prompt(LONG), "unjoined"
+    await until(lambda: len(driver._peers.ready) == 5)
+
+    def relays() -> list[str]:
+        timeline = fleet.timelines.get(id)
+        return [e["worker"] for e in timeline.body()["events"] if e["what"] == "relay starts"] if timeline else []
+
+    asking = asyncio.create_task(fleet.ask(driver, tokens, 200, id=id))
+    await until(relays)
+    await fleet.kill(relays()[0].partition("/")[0])
+    answer = await asking
+    assert answer.ids == (await site.expected(tokens, 200)).ids
+    assert [recovery["role"] for recovery in answer.timeline["recoveries"]] == ["relay"]
+    await fleet.idle()
+
+
 async def test_others_of_the_same_pool_take_over_what_there_is(new_fleet: Callable[..., Any], prompt: Prompt) -> None:
     pools = (f"spec.pools.{pool}.replicas=2" for pool in ("prefill", "main"))
     fleet = new_fleet(*pools, "spec.links.wan.bandwidth=1Mbit/s", text=GRAPH)
