@@ -127,7 +127,7 @@ class Planner:
             for peer in self._peers.ready
             if peer.member.role == "prefill"
             and peer.key not in tried
-            and (peer.key.pool, taker.key.pool) in self._joined
+            and self._edges.feeds(peer.key.pool, taker.key.pool)
         ]
         cached = cached_tokens(givers, request.tokens, request.salt)
         return max(
