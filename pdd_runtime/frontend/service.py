@@ -103,7 +103,7 @@ class Service:
         return await self._load()
 
     def _lacking(self) -> str | None:
-        return self.driver.why_not_ready or None
+        return None if self.driver.ready else self.driver.why_not_ready
 
     async def warm(self) -> None:
         """Load the tokenizer as soon as there is a worker to give it, so that the first request need not."""
