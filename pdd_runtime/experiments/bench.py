@@ -12,16 +12,16 @@ from typing import Protocol
 from pdd_runtime.clock import now
 from pdd_runtime.errors import PddError
 from pdd_runtime.experiments.client import Client
-from pdd_runtime.experiments.distribution import Distribution
 from pdd_runtime.experiments.load import Load
 from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.experiments.prompts import Prompts
 from pdd_runtime.experiments.report import Measured
 from pdd_runtime.experiments.running import running
-from pdd_runtime.experiments.workload import Session, Turn, Workload
 from pdd_runtime.graph import Graph
 from pdd_runtime.ids import new_id
 from pdd_runtime.launch import GraphStatus
+from pdd_runtime.planner.distribution import Distribution
+from pdd_runtime.planner.workload import Session, Turn, Workload
 from pdd_runtime.plugins import PluginManager
 
 _WARM_OUTPUT = 8

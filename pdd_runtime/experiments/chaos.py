@@ -15,8 +15,8 @@ from pdd_runtime.experiments.chaos_report import ChaosReport, Seen
 from pdd_runtime.experiments.client import Front
 from pdd_runtime.experiments.holdings import Holdings, Leak, settled
 from pdd_runtime.experiments.storm import Made, Script, Storm, Stream, Strikes, asked, following
-from pdd_runtime.experiments.workload import Workload
 from pdd_runtime.launch import GraphStatus, ps
+from pdd_runtime.planner.workload import Workload
 from pdd_runtime.testing.faults import Fault, Faults, RunningGraph, schedule
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pdd_runtime.experiments.outcome import METRICS, Outcome
 from pdd_runtime.experiments.statistics import LEVEL, Intervals, Summary, intervals, ratio, summary
-from pdd_runtime.experiments.workload import Workload
 from pdd_runtime.graph import Graph, link_between
+from pdd_runtime.planner.workload import Workload
 
 _TIERS = ("prefill", "relay", "main")
 

@@ -14,8 +14,8 @@ from pdd_runtime.errors import PddError
 from pdd_runtime.experiments.client import Client, Front
 from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.experiments.prompts import Prompts
-from pdd_runtime.experiments.workload import Workload
 from pdd_runtime.ids import new_id
+from pdd_runtime.planner.workload import Workload
 from pdd_runtime.testing.faults import Fault
 
 _SETTLING = 1.0

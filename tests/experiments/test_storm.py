@@ -4,7 +4,7 @@ import pytest
 
 from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.experiments.storm import Asked, Stream, asked
-from pdd_runtime.experiments.workload import Workload
+from pdd_runtime.planner.workload import Workload
 
 WANTED = (5, 6, 7, 8)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdd_runtime.experiments.workload import Workload, WorkloadError, read_workload
+from pdd_runtime.planner.workload import Workload, WorkloadError, read_workload
 
 SHORT = "prompt=uniform(500, 1500),output=100,rate=0.5,hit=0.5,turns=3,think=2"
 FILE = """\

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pdd_runtime.errors import PddError
-from pdd_runtime.experiments.distribution import Distribution
 from pdd_runtime.graph import nearest
 from pdd_runtime.graph.document import Document, parse
+from pdd_runtime.planner.distribution import Distribution
 
 _LARGEST = 1 << 20
 """Bytes of a workload file."""

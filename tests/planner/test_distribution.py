@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from pdd_runtime.experiments.distribution import Distribution
+from pdd_runtime.planner.distribution import Distribution
 
 SPECS = [
     "1000",
