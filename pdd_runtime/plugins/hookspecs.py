@@ -7,6 +7,7 @@ import pluggy
 from pdd_runtime.plugins.discovery import Discovery
 from pdd_runtime.plugins.engine import Engine
 from pdd_runtime.plugins.handoff import HandoffStrategy
+from pdd_runtime.plugins.latency import LatencyModel
 from pdd_runtime.plugins.routing import RoutingPolicy
 from pdd_runtime.plugins.transport import Transport
 
@@ -37,3 +38,8 @@ def pdd_register_handoff_strategies() -> list[type[HandoffStrategy]]:  # type: i
 @hookspec
 def pdd_register_discoveries() -> list[type[Discovery]]:  # type: ignore[empty-body]
     """Return discovery classes."""
+
+
+@hookspec
+def pdd_register_latency_models() -> list[type[LatencyModel]]:  # type: ignore[empty-body]
+    """Return latency model classes."""

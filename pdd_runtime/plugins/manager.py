@@ -18,6 +18,7 @@ from pdd_runtime.plugins import hookspecs
 from pdd_runtime.plugins.discovery import Discovery
 from pdd_runtime.plugins.engine import Engine
 from pdd_runtime.plugins.handoff import HandoffConfig, HandoffStrategy
+from pdd_runtime.plugins.latency import LatencyModel
 from pdd_runtime.plugins.routing import RoutingPolicy
 from pdd_runtime.plugins.settings import Place, configure
 from pdd_runtime.plugins.transport import Transport
@@ -47,6 +48,7 @@ KINDS = (
     Kind("routing policy", "routing policies", RoutingPolicy),
     Kind("handoff strategy", "handoff strategies", HandoffStrategy, HandoffConfig),
     Kind("discovery", "discoveries", Discovery),
+    Kind("latency model", "latency models", LatencyModel),
 )
 
 
@@ -104,7 +106,7 @@ class PluginManager:
         self._report_clashes()
 
     def engine(self, name: str) -> type[Engine]:
-        """The engine class called `name`. Raises `PluginError`, as the next four do."""
+        """The engine class called `name`. Raises `PluginError`, as the next five do."""
         return self._find(Engine, name)
 
     def transport(self, name: str) -> type[Transport]:
@@ -118,6 +120,9 @@ class PluginManager:
 
     def discovery(self, name: str) -> type[Discovery]:
         return self._find(Discovery, name)
+
+    def latency(self, name: str) -> type[LatencyModel]:
+        return self._find(LatencyModel, name)
 
     def configure(self, cls: type[Any], config: Mapping[str, Any], where: Place) -> Any:
         """`config` checked and completed by `cls.Config`. Raises `PluginError`."""

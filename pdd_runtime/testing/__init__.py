@@ -19,6 +19,7 @@ REWRITTEN = tuple(
         "handoff_simulation",
         "handoff_suite",
         "kv_parties",
+        "latency_suite",
         "native_suite",
         "routing_suite",
         "transport_fault_suite",

@@ -29,6 +29,7 @@ SUITES = {
     "routing policy": "pdd_runtime.testing.routing_suite:RoutingConformance",
     "handoff strategy": "pdd_runtime.testing.handoff_suite:HandoffConformance",
     "discovery": "pdd_runtime.testing.discovery_suite:DiscoveryConformance",
+    "latency model": "pdd_runtime.testing.latency_suite:LatencyConformance",
 }
 """Kind to the class of its suite."""
 _HOOKS = f"return one from a hook: {', '.join(kind.hook for kind in KINDS)}"
