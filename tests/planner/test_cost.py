@@ -98,7 +98,7 @@ def test_what_is_no_price_is_refused(wrong: object) -> None:
 )
 def test_a_workers_chips_are_read(text: str, count: int, hardware: str) -> None:
     assert Chips.parse(text) == Chips(count, hardware)
-    assert Chips.parse(str(Chips.parse(text))) == chips
+    assert Chips.parse(str(Chips.parse(text))) == Chips(count, hardware)
 
 
 @pytest.mark.parametrize("text", ["", "0xH100", "8x", "-1xH100", "8xH100 4xH200"])
