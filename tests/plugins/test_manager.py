@@ -17,7 +17,7 @@ Source = Callable[..., str]
 
 HOOKS = (
     "pdd_register_engines, pdd_register_transports, pdd_register_routing_policies, "
-    "pdd_register_handoff_strategies, pdd_register_discoveries"
+    "pdd_register_handoff_strategies, pdd_register_discoveries, pdd_register_latency_models"
 )
 HOOKIMPL = "from pdd_runtime.plugins import hookimpl\n"
 
