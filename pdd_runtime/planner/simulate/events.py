@@ -10,8 +10,8 @@ from typing import Any
 Call = Callable[..., Any]
 
 
-class Event:
-    """Something that will happen. Only `Events` makes them."""
+class Handle:
+    """Something that will happen, and can be cancelled. Only `Events` makes them."""
 
     __slots__ = ("call",)
 
@@ -38,15 +38,15 @@ class Events:
         """Have `call(*args)` happen at `time`, which is not before now. Cheaper than `at`: it cannot be cancelled."""
         heappush(self._heap, (time, self._number(), call, args))
 
-    def at(self, time: float, call: Call, *args: Any) -> Event:
+    def at(self, time: float, call: Call, *args: Any) -> Handle:
         """The same; the answer can be given to `cancel`."""
-        event = Event(call)
-        heappush(self._heap, (time, self._number(), _happen, (event, args)))
-        return event
+        handle = Handle(call)
+        heappush(self._heap, (time, self._number(), _happen, (handle, args)))
+        return handle
 
-    def cancel(self, event: Event) -> None:
+    def cancel(self, handle: Handle) -> None:
         """It will not happen. Idempotent, also after it has."""
-        event.call = None
+        handle.call = None
 
     def run(self, until: float = float("inf")) -> None:
         """Let all happen that is due by `until`; where nothing is left `now` stays at the last event."""
@@ -56,7 +56,7 @@ class Events:
             call(*args)
 
 
-def _happen(event: Event, args: tuple[Any, ...]) -> None:
-    call, event.call = event.call, None
+def _happen(handle: Handle, args: tuple[Any, ...]) -> None:
+    call, handle.call = handle.call, None
     if call is not None:
         call(*args)
