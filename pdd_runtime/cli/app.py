@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pdd_runtime import __version__
-from pdd_runtime.cli import certs_app, complete, keys_app, plugins_app, render_app
+from pdd_runtime.cli import ab_app, certs_app, complete, keys_app, plugins_app, render_app
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.options import (
     Drawing,
@@ -20,6 +19,7 @@ from pdd_runtime.cli.options import (
     Output,
     Overrides,
     Patience,
+    ReportFormat,
     Running,
     Surge,
     examples,
@@ -340,14 +340,6 @@ def cancel(
     run(request, graph, output is Format.json, Consoles())
 
 
-class ReportFormat(StrEnum):
-    """How a report is printed."""
-
-    table = "table"
-    json = "json"
-    html = "html"
-
-
 @app.command(
     epilog=examples(
         "pdd-runtime bench graphs/pd-cross.yaml graphs/quickstart.yaml "
@@ -468,6 +460,7 @@ def chaos(
     raise typer.Exit(run_chaos(options, Consoles()))
 
 
+app.add_typer(ab_app.app, name="ab")
 app.add_typer(certs_app.app, name="certs")
 app.add_typer(keys_app.app, name="keys")
 app.add_typer(plugins_app.app, name="plugins")

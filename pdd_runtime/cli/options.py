@@ -23,6 +23,14 @@ class Format(StrEnum):
     json = "json"
 
 
+class ReportFormat(StrEnum):
+    """How a report is printed."""
+
+    table = "table"
+    json = "json"
+    html = "html"
+
+
 class Drawing(StrEnum):
     """How a graph is drawn."""
 
