@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 
 from pdd_rdma.agent_thread import NixlError
-from pdd_rdma.config import RdmaConfig
 from pdd_rdma.peers import Lost, Peer
 from pdd_rdma.reader import Landing
 from pdd_rdma.readers import Readers
@@ -54,10 +53,10 @@ class Attempt:
         sink: BlockSink,
         settle: Settle,
         readers: Readers,
-        config: RdmaConfig,
+        checksums: bool,
     ) -> None:
         self._subscription, self._numbers, self._sink, self._settle = subscription, numbers, sink, settle
-        self._readers, self._checksums = readers, config.checksums
+        self._readers, self._checksums = readers, checksums
         self._memory = [sink.memory(number) for number in numbers]
         size = subscription.layout.block_bytes
         if any(memory.nbytes != size for memory in self._memory):
@@ -153,7 +152,7 @@ class Attempt:
         except PddError as error:
             raise Lost(str(error)) from None
         if not self._checksums:
-            await to_its_end(asyncio.wrap_future(self._readers.submit(lambda: self._check(blocks))))
+            await to_its_end(asyncio.ensure_future(asyncio.to_thread(self._check, blocks)))
 
     def _check(self, blocks: Sequence[Offered]) -> list[int]:
         """Tell the sink what is right; the positions of what is not."""

@@ -21,6 +21,12 @@ class TestSharedMemory(RdmaConformance):
         return RdmaConfig(tls="all", readers=1)
 
 
+class TestChecksums(RdmaConformance):
+    @pytest.fixture
+    def config(self) -> RdmaConfig:
+        return RdmaConfig(tls="all", readers=1, checksums=True)
+
+
 class TestTcp(RdmaConformance):
     @pytest.fixture
     def config(self) -> RdmaConfig:

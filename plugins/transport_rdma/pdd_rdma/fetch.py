@@ -98,7 +98,8 @@ class Fetch:
             blocks=tuple(self._subscription.blocks[number] for number in numbers),
             deadline=max(0.001, self._until - now()),
         )
-        attempt = Attempt(subscription, numbers, self._sink, self._settle, self._readers, self._config)
+        checksums = self._config.hashes(self._endpoint)
+        attempt = Attempt(subscription, numbers, self._sink, self._settle, self._readers, checksums)
         async with self._peers.at(self._endpoint) as peer:
             try:
                 await attempt.run(peer)

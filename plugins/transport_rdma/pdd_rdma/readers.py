@@ -59,10 +59,6 @@ class Readers:
         """End all reads."""
         await asyncio.gather(*(asyncio.wrap_future(reader.rebuild()) for reader in self._readers))
 
-    def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Run `job` in a thread of ours."""
-        return self._readers[0].submit(lambda _: job())
-
     def close(self) -> None:
         """Blocks until all threads have ended. Idempotent."""
         for reader in self._readers:

@@ -35,7 +35,7 @@ async def party() -> AsyncIterator[Party]:
 
         def make(cluster: str, store: BlockStore | None = None, **config: object) -> RdmaTransport:
             context = Context(cluster, memory=store.buffer() if store is not None else None)
-            transport = RdmaTransport(RdmaConfig.model_validate({"tls": "all", **config}), context)
+            transport = RdmaTransport(RdmaConfig.model_validate({"tls": "all", "checksums": True, **config}), context)
             stack.push_async_callback(transport.close)
             return transport
 

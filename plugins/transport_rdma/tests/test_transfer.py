@@ -38,6 +38,24 @@ async def test_blocks_land_in_the_workers_own_memory(party: Party, tls: str, che
     assert (transfer.result().blocks, transfer.result().resumed) == (40, 0)
 
 
+@pytest.mark.parametrize(
+    ("tls", "endpoint", "checksums"),
+    [
+        ("", "10.0.0.7:9000", False),
+        ("rc", "10.0.0.7:9000", False),
+        ("^ib", "10.0.0.7:9000", True),
+        ("all", "10.0.0.7:9000", True),
+        ("all", "127.0.0.1:9000", False),
+        ("all", "[::1]:9000", False),
+        ("all", "there.example:9000", True),
+        ("tcp", "127.0.0.1:9000", True),
+    ],
+)
+def test_blocks_have_checksums_where_they_may_go_over_tcp(tls: str, endpoint: str, checksums: bool) -> None:
+    assert RdmaConfig(tls=tls).hashes(endpoint) is checksums
+    assert RdmaConfig(tls=tls, checksums=not checksums).hashes(endpoint) is not checksums
+
+
 class Scattered(StoreSink):
     """Every third block lands beside the store, in memory that is given back as soon as the fetch has ended."""
 
