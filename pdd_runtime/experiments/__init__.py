@@ -7,7 +7,7 @@ from pdd_runtime.experiments.html import to_html
 from pdd_runtime.experiments.outcome import METRICS, Outcome
 from pdd_runtime.experiments.report import GraphReport, Measured, Report, Statistics, report
 from pdd_runtime.experiments.statistics import require_scipy
-from pdd_runtime.planner.workload import Session, Turn, Workload, WorkloadError, read_workload
+from pdd_runtime.planner import Session, Turn, Workload, WorkloadError, read_workload
 
 __all__ = [
     "METRICS",

@@ -20,8 +20,8 @@ from pdd_runtime.experiments.running import running
 from pdd_runtime.graph import Graph
 from pdd_runtime.ids import new_id
 from pdd_runtime.launch import GraphStatus
-from pdd_runtime.planner.distribution import Distribution
-from pdd_runtime.planner.workload import Session, Turn, Workload
+from pdd_runtime.planner import Distribution, Session, Turn, Workload
+from pdd_runtime.planner.content import prefix_chain, session_chain
 from pdd_runtime.plugins import PluginManager
 
 _WARM_OUTPUT = 8
@@ -114,7 +114,7 @@ async def _warm_up(client: Client, workload: Workload, requests: int, seed: int)
     for session in workload.sessions(requests, seed):
         longest[session.prefix] = max(longest.get(session.prefix, 0), session.turns[0].reused)
     known = tuple(
-        Session(number, None, prefix, (Turn(length, 1, _WARM_OUTPUT, 0.0),))
+        Session(number, None, prefix, (_known(number, prefix, length),))
         for number, (prefix, length) in enumerate(sorted(longest.items()))
         if length
     )
@@ -124,3 +124,8 @@ async def _warm_up(client: Client, workload: Workload, requests: int, seed: int)
         for name, sessions in (("prefixes", known), ("warm-up", others)):
             load = Load(one_by_one, Prompts(workload, seed, name), client, lambda outcome: None)
             await load.run(sessions)
+
+
+def _known(number: int, prefix: int, length: int) -> Turn:
+    spans = ((prefix_chain(prefix), length), (session_chain(number, 0), 1))
+    return Turn(length, 1, _WARM_OUTPUT, 0.0, spans)

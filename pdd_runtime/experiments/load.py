@@ -9,7 +9,7 @@ from pdd_runtime.clock import now
 from pdd_runtime.experiments.client import Client
 from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.experiments.prompts import Prompts
-from pdd_runtime.planner.workload import Session, Workload
+from pdd_runtime.planner import Session, Workload
 
 _AHEAD = 0.5
 """Seconds before its time in which a session's first prompt is made."""

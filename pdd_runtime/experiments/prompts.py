@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pdd_runtime.planner.workload import Session, Workload
+from pdd_runtime.planner import Session, Workload
 
 
 class Prompts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pdd_runtime.planner.distribution import Distribution
-from pdd_runtime.planner.workload import Session, Turn, Workload, WorkloadError, read_workload
+from pdd_runtime.planner.session import Session, Spans, Turn
+from pdd_runtime.planner.workload import Workload, WorkloadError, read_workload
 
-__all__ = ["Distribution", "Session", "Turn", "Workload", "WorkloadError", "read_workload"]
+__all__ = ["Distribution", "Session", "Spans", "Turn", "Workload", "WorkloadError", "read_workload"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +12,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pdd_runtime.errors import PddError
 from pdd_runtime.graph import nearest
 from pdd_runtime.graph.document import Document, parse
-from pdd_runtime.planner.distribution import Distribution
+from pdd_runtime.planner.arrivals import Arrivals
+from pdd_runtime.planner.distribution import Distribution, split
+from pdd_runtime.planner.generator import generate
+from pdd_runtime.planner.session import Session
 
 _LARGEST = 1 << 20
 """Bytes of a workload file."""
 _VOCABULARY = re.compile(r"(\d+)-(\d+)")
-_SPLIT = re.compile(r",(?![^()]*\))")
-"""Commas, but not those between brackets."""
 
 
 class WorkloadError(PddError):
@@ -31,7 +30,9 @@ class WorkloadError(PddError):
 
 def _at_least(least: float) -> AfterValidator:
     def check(value: Distribution) -> Distribution:
-        if value.bounds[1] < least or (value.kind in ("fixed", "uniform", "choice") and value.bounds[0] < least):
+        for part in value.values:
+            check(part)
+        if value.bounds[1] < least or (value.kind in ("fixed", "uniform") and value.bounds[0] < least):
             raise ValueError(f"it must not be below {least:g}")
         return value
 
@@ -56,36 +57,6 @@ Tokens = Annotated[Distribution, _at_least(1)]
 """A number of tokens; rounded, at least 1."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One request of a session. Lengths are tokens."""
-
-    reused: int
-    """Leading prompt tokens that an earlier request had as well: of the session's history, or, in its first turn, of
-    a prefix that sessions share."""
-    fresh: int
-    """Prompt tokens behind them that no request had before."""
-    output: int
-    think: float
-    """Seconds from the end of the turn before to this one; 0 for the first."""
-
-    @property
-    def prompt(self) -> int:
-        return self.reused + self.fresh
-
-
-@dataclass(frozen=True)
-class Session:
-    """What one user asks, one turn after the other."""
-
-    number: int
-    start: float | None
-    """Seconds from the beginning to its first turn; None (closed loop): when one before has ended."""
-    prefix: int
-    """Which of the shared prefixes its first turn begins with."""
-    turns: tuple[Turn, ...]
-
-
 class Workload(BaseModel):
     """Random, but the same for the same seed, whatever it is sent to."""
 
@@ -108,7 +79,11 @@ class Workload(BaseModel):
     prefixes: int = Field(default=1, ge=1, le=10_000)
     """How many different prefixes sessions share; each begins with one of them by chance."""
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Open loop: requests a second. Sessions begin as a Poisson process, however long the answers take."""
+    """Open loop: requests a second on average. Sessions begin as `arrivals` says, however long the answers take."""
+    arrivals: Arrivals = Arrivals()
+    """How sessions begin in an open loop: `poisson`, `fixed` (equal gaps), `gamma(CV)` (gaps that vary more, or less,
+    than Poisson's, whose coefficient of variation is 1), or `bursty(FACTOR, BUSY, CALM)` (a Poisson process whose rate
+    is FACTOR times higher in phases of about BUSY seconds than in those of CALM seconds between)."""
     concurrency: int | None = Field(default=None, ge=1, le=100_000)
     """Closed loop (1, where there is no `rate` either): so many sessions run, and each that ends makes room for the
     next."""
@@ -134,49 +109,21 @@ class Workload(BaseModel):
     def last_token(self) -> int:
         return int(self.vocabulary.partition("-")[2])
 
+    def stream(self, seed: int, name: str = "") -> Iterator[Session]:
+        """Endless, in the order of their start, made as they are taken. Other names give other sessions of the same
+        kind, e.g. for a warm-up."""
+        return generate(self, seed, name)
+
     def sessions(self, requests: int, seed: int, name: str = "") -> tuple[Session, ...]:
-        """So many requests. Other names give other sessions of the same kind, e.g. for a warm-up."""
-        planned: list[tuple[int, tuple[Turn, ...]]] = []
-        left = requests
-        while left:
-            rng = random.Random(f"{seed}/{name}/session/{len(planned)}")
-            prefix = rng.randrange(self.prefixes)
-            turns = tuple(self._turns(rng))[:left]
-            planned.append((prefix, turns))
-            left -= len(turns)
-        starts = self._starts(len(planned), requests, random.Random(f"{seed}/{name}/arrivals"))
-        return tuple(
-            Session(number, start, prefix, turns)
-            for number, ((prefix, turns), start) in enumerate(zip(planned, starts, strict=True))
-        )
-
-    def _turns(self, rng: random.Random) -> Iterator[Turn]:
-        history = 0
-        for number in range(_tokens(self.turns, rng)):
-            think = max(0.0, self.think.sample(rng)) if number else 0.0
-            if number and self.new is not None:
-                reused, fresh = history, _tokens(self.new, rng)
-            else:
-                length = _tokens(self.prompt, rng)
-                # One token at least is new: else there would be nothing to compute.
-                reused = min(round(length * self.hit.sample(rng)), length - 1, history if number else length)
-                fresh = length - reused
-            turn = Turn(reused, fresh, _tokens(self.output, rng), think)
-            history = turn.prompt + turn.output
-            yield turn
-
-    def _starts(self, sessions: int, requests: int, rng: random.Random) -> Iterator[float | None]:
-        at = 0.0
-        for _ in range(sessions):
-            if self.rate is None:
-                yield None
-            else:
-                at += rng.expovariate(self.rate * sessions / requests)
-                yield at
+        """So many requests: the first of the stream."""
+        return tuple(first(self.stream(seed, name), requests))
 
 
-def _tokens(lengths: Distribution, rng: random.Random) -> int:
-    return max(1, round(lengths.sample(rng)))
+def first(sessions: Iterator[Session], requests: int) -> Iterator[Session]:
+    """The first so many requests; a session that has more of them is cut."""
+    while requests > 0 and (session := next(sessions, None)) is not None:
+        yield session if len(session.turns) <= requests else session._replace(turns=session.turns[:requests])
+        requests -= len(session.turns)
 
 
 def read_workload(spec: str) -> Workload:
@@ -207,7 +154,7 @@ def read_workload(spec: str) -> Workload:
 
 def _short(spec: str) -> dict[str, Any]:
     data: dict[str, Any] = {}
-    for part in _SPLIT.split(spec):
+    for part in split(spec):
         key, equals, value = (text.strip() for text in part.partition("="))
         if not (key and equals and value):
             raise WorkloadError(f'"{part.strip()}" is no KEY=VALUE', where="--workload", fix="write e.g. prompt=1000")

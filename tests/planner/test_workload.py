@@ -3,11 +3,12 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
 
+from pdd_runtime.planner.content import answered, leading, spans_of
 from pdd_runtime.planner.workload import Workload, WorkloadError, read_workload
 
 SHORT = "prompt=uniform(500, 1500),output=100,rate=0.5,hit=0.5,turns=3,think=2"
@@ -61,9 +62,37 @@ def test_no_turn_reuses_more_than_its_history_has() -> None:
             assert turn.reused <= before.prompt + before.output
 
 
+def test_two_prompts_begin_alike_as_far_as_their_chains_do() -> None:
+    workload = read_workload("prompt=1000,output=50,hit=uniform(0,1),turns=4,prefixes=3")
+    for session in workload.sessions(200, 1):
+        for number, turn in enumerate(session.turns):
+            assert sum(length for _, length in spans_of(session, number)) == turn.prompt
+            if number:
+                history = answered(session, number - 1)
+                assert leading(spans_of(session, number), turn.reused) == leading(history, turn.reused)
+    chains = [{chain for turn in session.turns for chain, _ in turn.spans} for session in workload.sessions(200, 1)]
+    assert {chain for a, b in pairwise(chains) for chain in a & b} <= {-1, -2, -3}
+
+
 def test_a_conversation_grows_by_its_answers_and_its_new_tokens() -> None:
     (session,) = read_workload("prompt=100,output=10,turns=3,new=20").sessions(3, 0)
     assert [(turn.reused, turn.fresh) for turn in session.turns] == [(0, 100), (110, 20), (140, 20)]
+
+
+def test_another_distribution_of_answers_leaves_prompts_and_arrivals_as_they_were() -> None:
+    short, long = (
+        read_workload(f"prompt=uniform(9,99),hit=beta(2,1),rate=2,output={x}") for x in ("5", "uniform(5,9)")
+    )
+    for a, b in zip(short.sessions(50, 1), long.sessions(50, 1), strict=True):
+        assert (a.start, a.turns[0].spans) == (b.start, b.turns[0].spans)
+
+
+def test_a_stream_goes_on_for_ever_and_is_made_as_it_is_taken() -> None:
+    workload = read_workload("prompt=100,turns=choice(1:1,7:1),rate=10")
+    stream = workload.stream(1)
+    taken = [next(stream) for _ in range(3000)]
+    assert taken[:100] == list(islice(workload.stream(1), 100))
+    assert tuple(taken[:20]) == workload.sessions(sum(len(session.turns) for session in taken[:20]), 1)
 
 
 def test_arrivals_are_poisson_at_the_rate_of_requests() -> None:
@@ -86,6 +115,7 @@ def test_closed_loop_sessions_have_no_time_and_first_turns_no_think() -> None:
     [
         ("promt=1000", 'unknown key "promt"', 'did you mean "prompt"?'),
         ("prompt=-1", "prompt is '-1'", "must not be below 1"),
+        ("prompt=choice(uniform(0,5):1,exponential(9):1)", "prompt is", "must not be below 1"),
         ("prompt=many", "prompt is 'many'", "'many' is not a number"),
         ("hit=90", "hit is '90'", "between 0 and 1"),
         ("hit=lognormal(1,1)", "hit is", "between 0 and 1"),
@@ -94,6 +124,7 @@ def test_closed_loop_sessions_have_no_time_and_first_turns_no_think() -> None:
         ("prompt=1,prompt=2", '"prompt" stands twice', "keep one"),
         ("prompt=", '"prompt=" is no KEY=VALUE', "prompt=1000"),
         ("prompt=5,output", '"output" is no KEY=VALUE', "prompt=1000"),
+        ("rate=1,arrivals=often", "arrivals is 'often'", "one of poisson, fixed"),
         ("vocabulary=9-2", "vocabulary is '9-2'", "FIRST-LAST"),
         ("turns=2.5,prefixes=0", "prefixes is '0'", "greater than or equal to 1"),
         ("nowhere.yaml", "the workload cannot be read", "No such file"),
