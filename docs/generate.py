@@ -66,10 +66,12 @@ def _default(field: Any) -> str:
         return "required"
     if isinstance(value, models.PluginRef):
         return f"`{{plugin: {value.plugin}}}`"
-    if value in (None, (), {}) or isinstance(value, BaseModel):
+    if value in (None, (), {}, "") or isinstance(value, BaseModel):
         return "–"
     if isinstance(value, float) and (value == 0.0 or any(isinstance(each, WithJsonSchema) for each in field.metadata)):
         return f"`{write_duration(value)}`"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
     return f"`{json.dumps(value) if isinstance(value, bool) else value}`"
 
 

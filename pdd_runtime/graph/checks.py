@@ -14,6 +14,7 @@ from pdd_runtime.graph.models import Edge, Graph
 from pdd_runtime.graph.routes import check_routes
 from pdd_runtime.graph.scene import Scene
 from pdd_runtime.graph.secrets import check_secrets
+from pdd_runtime.graph.variants import check_variants, named_by_variants
 
 _MAY_FEED = {
     "kv": {("prefill", "relay"), ("prefill", "main"), ("relay", "main")},
@@ -61,6 +62,10 @@ def _names(scene: Scene) -> Iterator[GraphError]:
         yield from unknown("pool", name, dict(spec.pools), ("spec", "admission", "pools", name))
     for name in spec.admission.links:
         yield from unknown("link", name, dict(spec.links), ("spec", "admission", "links", name))
+    for name, route in named_by_variants(scene):
+        yield from unknown("pool", name, dict(spec.pools), route)
+    if spec.experiment.control is not None:
+        yield from unknown("variant", spec.experiment.control, dict(spec.variants), ("spec", "experiment", "control"))
     for name in scene.graph.frontend_clusters if spec.frontend.cluster else ():
         yield from unknown("cluster", name, dict(spec.clusters), ("spec", "frontend", "cluster"))
 
@@ -247,6 +252,7 @@ _CHECKS: tuple[Callable[[Scene], Iterator[GraphError]], ...] = (
     _models,
     _relays,
     check_routes,
+    check_variants,
     _frontend,
     check_exposure,
     check_doors,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from pdd_runtime.graph.units import Bandwidth, Duration, Size
 
@@ -240,6 +241,56 @@ class Frontend(_Form):
     """Clients connected to a process at once; above it the one that has been idle longest gives way."""
 
 
+class Variant(_Form):
+    """One way to serve requests, beside others that the same traffic is split between: A/B, live."""
+
+    weight: float = Field(default=1.0, ge=0, le=1e6, allow_inf_nan=False)
+    """Its part of the requests, over the sum of all weights; 0: it gets none."""
+    routing: PluginRef | None = None
+    """Overrides `spec.routing`."""
+    handoff: PluginRef | None = None
+    """Overrides `spec.handoff`."""
+    pools: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    """The pools that its requests may take; none: all of the graph."""
+
+
+class Guardrails(_Form):
+    """What rolls a variant back by itself: being surely worse than the control, by more than this."""
+
+    errors: float | None = Field(default=0.02, ge=0, lt=1)
+    """By how much its share of failed requests may be above the control's, e.g. `0.02`: 2 of 100 more."""
+    ttft_p90: float | None = Field(default=0.25, ge=0, le=100)
+    """By which part its 90th percentile of the time to the first token may be above the control's: `0.25` is 25 %."""
+    tpot_p90: float | None = Field(default=0.25, ge=0, le=100)
+    """The same for the time per output token after it."""
+    requests: int = Field(default=100, ge=1, le=1_000_000)
+    """Fewer than so many requests of either in the window prove nothing."""
+    window: Duration = Field(default=600.0, ge=1)
+    """The time of late that counts."""
+    confidence: float = Field(default=0.999, ge=0.9, lt=1)
+    """How sure it must be, of 1, at each look."""
+
+
+def _sticky(value: str) -> str:
+    if re.fullmatch(r"key|user|conversation|header [A-Za-z0-9-]{1,64}", value) is None:
+        raise ValueError(f"{value} is none of: key, user, conversation, header NAME")
+    return value
+
+
+class Experiment(_Form):
+    """How requests are split between `spec.variants`, and what ends it early."""
+
+    control: Name | None = None
+    """The variant that others are compared with, and that serves what they cannot; by default the first."""
+    sticky: tuple[Annotated[str, AfterValidator(_sticky)], ...] = ("conversation",)
+    """What stays with one variant: `key` (the API key), `header NAME`, `user` (the request's field), `conversation`
+    (how it began). The first that a request has counts; one that has none of them goes anywhere."""
+    salt: str = ""
+    """Another one shuffles who gets which variant."""
+    guardrails: Guardrails | None = Guardrails()
+    """What rolls a variant back; none: only people do."""
+
+
 class Spec(_Form):
     """What runs."""
 
@@ -257,6 +308,10 @@ class Spec(_Form):
     """The routing policy: which workers a request takes."""
     handoff: PluginRef = PluginRef(plugin="catch-up")
     """The handoff strategy: when decoding passes from relay to main."""
+    variants: dict[Name, Variant] = {}
+    """Ways to serve requests that traffic is split between, by name."""
+    experiment: Experiment = Experiment()
+    """How it is split, and what ends that early."""
     slo: Slo = Slo()
     """What users are promised."""
     admission: Admission = Admission()
@@ -305,6 +360,11 @@ class Graph(_Form):
     def frontends(self) -> tuple[str, ...]:
         """The cluster of each frontend process, in the order of their indices."""
         return tuple(name for name in self.frontend_clusters for _ in range(self.spec.frontend.replicas))
+
+    @property
+    def control(self) -> str:
+        """The variant that others are compared with; empty where there are none."""
+        return self.spec.experiment.control or next(iter(self.spec.variants), "")
 
     def beside(self, directory: Path) -> Graph:
         """With paths that are relative to `directory`, where its file is, made absolute."""

@@ -12,7 +12,15 @@ _NUMBER = re.compile(r"^\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-z/]*)\s*$", re
 _LOOSE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ/]+)\s*$")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _BITS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
-_EXAMPLES = {"duration": "50ms", "bandwidth": "200Mbit/s", "size": "2GiB"}
+_RATES = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
+_FLOPS = {"FLOP/s": 1.0, "GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15}
+_EXAMPLES = {
+    "duration": "50ms",
+    "bandwidth": "200Mbit/s",
+    "size": "2GiB",
+    "byte rate": "3.35TB/s",
+    "computing rate": "989TFLOP/s",
+}
 _BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
@@ -81,6 +89,14 @@ def _size(value: object) -> object:
     return int(_parse(value, _BYTES, "size"))
 
 
+def _byte_rate(value: object) -> object:
+    return _parse(value, _RATES, "byte rate")
+
+
+def _computing_rate(value: object) -> object:
+    return _parse(value, _FLOPS, "computing rate")
+
+
 def write_duration(seconds: float) -> str:
     """`0.05` as `50ms`."""
     return _write(seconds, _SECONDS, "s")
@@ -94,6 +110,16 @@ def write_bandwidth(bits_per_second: float) -> str:
 def write_size(size: int) -> str:
     """`2**20` as `1MiB`."""
     return _write(float(size), _BYTES, "B")
+
+
+def write_byte_rate(bytes_per_second: float) -> str:
+    """`8.64e11` as `864GB/s`."""
+    return _write(bytes_per_second, _RATES, "B/s")
+
+
+def write_computing_rate(flops: float) -> str:
+    """`9.89e14` as `989TFLOP/s`."""
+    return _write(flops, _FLOPS, "FLOP/s")
 
 
 def _form(kind: str, units: dict[str, float]) -> WithJsonSchema:
@@ -125,3 +151,17 @@ Size = Annotated[
     _form("size", _BYTES),
 ]
 """Bytes, written `512MiB`, `8GB`."""
+ByteRate = Annotated[
+    float,
+    BeforeValidator(_byte_rate),
+    PlainSerializer(write_byte_rate, str, "json"),
+    _form("byte rate", _RATES),
+]
+"""Bytes per second, written `3.35TB/s`: of memories and of what joins chips; lines have a `Bandwidth`."""
+ComputingRate = Annotated[
+    float,
+    BeforeValidator(_computing_rate),
+    PlainSerializer(write_computing_rate, str, "json"),
+    _form("computing rate", _FLOPS),
+]
+"""Floating-point operations per second, written `989TFLOP/s`."""

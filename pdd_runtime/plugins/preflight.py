@@ -47,6 +47,14 @@ def _references(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddErro
         (("spec", "handoff"), spec.handoff, plugins.handoff),
         (("spec", "discovery"), spec.discovery, plugins.discovery),
     ]
+    for name, variant in spec.variants.items():
+        own: tuple[tuple[str, PluginRef | None, _Find], ...] = (
+            ("routing", variant.routing, plugins.routing),
+            ("handoff", variant.handoff, plugins.handoff),
+        )
+        references += [
+            (("spec", "variants", name, key), reference, find) for key, reference, find in own if reference is not None
+        ]
     for route, reference, find in references:
         try:
             cls = find(reference.plugin)
@@ -72,25 +80,39 @@ def _locate(loaded: LoadedGraph, config: Route, form: type[BaseModel], setting: 
 
 
 def _handoff_edges(loaded: LoadedGraph, plugins: PluginManager) -> Iterator[PddError]:
-    """What the strategy sends from relay to main needs an edge that carries it."""
+    """What a strategy sends from relay to main needs an edge that carries it."""
     spec = loaded.graph.spec
-    carries = plugins.handoff(spec.handoff.plugin).carries
+    plain: set[str] = set() if spec.variants else set(spec.pools)
+    for name, variant in spec.variants.items():
+        pools = set(variant.pools or spec.pools)
+        if variant.handoff is None:
+            plain |= pools
+        else:
+            yield from _handoff_of(loaded, plugins, variant.handoff, ("spec", "variants", name, "handoff"), pools)
+    yield from _handoff_of(loaded, plugins, spec.handoff, ("spec", "handoff"), plain)
+
+
+def _handoff_of(
+    loaded: LoadedGraph, plugins: PluginManager, strategy: PluginRef, route: Route, pools: set[str]
+) -> Iterator[PddError]:
+    spec = loaded.graph.spec
+    carries = plugins.handoff(strategy.plugin).carries
     for name, pool in spec.pools.items():
-        if pool.role != "relay":
+        if pool.role != "relay" or name not in pools:
             continue
         feeds = {edge.carries for edge in spec.edges if edge.source == name}
         if carries == "kv" and (kind := kv_kind(loaded, plugins, name)).native:
             yield GraphError(
-                f'handoff strategy {spec.handoff.plugin} moves kv, and that of pool "{name}" is native',
-                where=loaded.locate(("spec", "handoff")),
+                f'handoff strategy {strategy.plugin} moves kv, and that of pool "{name}" is native',
+                where=loaded.locate(route),
                 why=f"{kind} gives out what it has prefilled, not what it is decoding",
                 fix="choose a strategy that hands off token IDs, e.g. catch-up",
             )
         elif carries not in feeds:
             more = ", transport: …" if carries == "kv" else ""
             yield GraphError(
-                f'handoff strategy {spec.handoff.plugin} moves {carries}, but no edge carries {carries} from "{name}"',
-                where=loaded.locate(("spec", "handoff")),
+                f'handoff strategy {strategy.plugin} moves {carries}, but no edge carries {carries} from "{name}"',
+                where=loaded.locate(route),
                 why=f"the relay pool has edges for {', '.join(sorted(feeds)) or 'nothing'}",
                 fix=f"add an edge {{from: {name}, to: MAIN, carries: {carries}{more}}}, or choose another strategy",
             )

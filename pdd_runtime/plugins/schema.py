@@ -17,13 +17,13 @@ from pdd_runtime.plugins.manager import PluginManager
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _PLACES = {
-    "engine": ("Pool", "engine"),
-    "transport": ("Edge", "transport"),
-    "routing policy": ("Spec", "routing"),
-    "handoff strategy": ("Spec", "handoff"),
-    "discovery": ("Spec", "discovery"),
+    "engine": (("Pool", "engine"),),
+    "transport": (("Edge", "transport"),),
+    "routing policy": (("Spec", "routing"), ("Variant", "routing")),
+    "handoff strategy": (("Spec", "handoff"), ("Variant", "handoff")),
+    "discovery": (("Spec", "discovery"),),
 }
-"""Where the graph names a plugin of each kind."""
+"""Where the graph names plugins of each kind."""
 
 
 def graph_schema(plugins: PluginManager) -> dict[str, Any]:
@@ -31,10 +31,11 @@ def graph_schema(plugins: PluginManager) -> dict[str, Any]:
     schema = Graph.model_json_schema(schema_generator=_Generator)
     definitions: dict[str, Any] = schema["$defs"]
     form = definitions.pop("PluginRef")
-    for noun, (owner, key) in _PLACES.items():
+    for noun, places in _PLACES.items():
         name = f"PluginRef.{noun.replace(' ', '-')}"
         definitions[name] = _reference(noun, form, plugins, definitions)
-        definitions[owner]["properties"][key] = _pointing(definitions[owner]["properties"][key], name)
+        for owner, key in places:
+            definitions[owner]["properties"][key] = _pointing(definitions[owner]["properties"][key], name)
     _close(schema)
     return {"$schema": DIALECT, "title": "pdd-runtime graph", **{k: v for k, v in schema.items() if k != "title"}}
 
