@@ -1,0 +1,146 @@
+"""Counts requests as they end, in memory that does not grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pdd_runtime.planner.simulate.histogram import Histogram
+from pdd_runtime.planner.simulate.outcome import METRICS, Outcome, Pairs
+
+if TYPE_CHECKING:
+    from pdd_runtime.planner.simulate.flight import Flight
+    from pdd_runtime.planner.simulate.visit import Visit
+
+_FLUSH = 4096
+
+
+class Recorder:
+    """Of all requests, those are measured that were sent behind the warm-up."""
+
+    def __init__(self, warmup: int, requests: int, observe: Callable[[Outcome], None] | None) -> None:
+        self.histograms = {metric: Histogram() for metric in METRICS}
+        self.pairs = Pairs()
+        self.routes: dict[str, int] = {}
+        self.begins: Callable[[], None] = _nothing
+        """Called when the first that is measured is sent."""
+        self.rejected = 0
+        self.answered = 0
+        self.began = float("inf")
+        """When the first that is measured was sent."""
+        self.last = 0.0
+        """When the last ended."""
+        self.sent_last = 0.0
+        """When the last that is measured was sent."""
+        self.tokens = {"prefill": 0, "relay": 0, "main": 0}
+        self.prompt_tokens = 0
+        self.cached = {"prefill": 0, "main": 0}
+        self.open = requests
+        """Measured ones that have not ended yet."""
+        self._skip = warmup
+        self._left = requests
+        self._observe = observe
+        self._values: dict[str, list[float]] = {metric: [] for metric in METRICS}
+        self._both: tuple[list[float], list[float]] = ([], [])
+        self._pending = 0
+
+    def sent(self, visit: Visit) -> bool:
+        """A request is sent. Is it measured?"""
+        if self._skip:
+            self._skip -= 1
+            return False
+        if not self._left:
+            return False
+        self._left -= 1
+        if self.began > visit.due:
+            self.began = visit.due
+            self.begins()
+        self.sent_last = visit.due
+        return True
+
+    def ended(self, flight: Flight) -> None:
+        """One that is measured has its whole answer."""
+        self.open -= 1
+        self.answered += 1
+        due, first, last = flight.due, flight.first_at, flight.last_at
+        more = flight.max_tokens - 1
+        values = self._values
+        ttft = first - due
+        tpot = (last - first) / more if more else None
+        values["ttft"].append(ttft)
+        values["e2e"].append(last - due)
+        both = self._both
+        both[0].append(ttft)
+        if tpot is None:
+            both[1].append(0.0)
+        else:
+            values["tpot"].append(tpot)
+            both[1].append(tpot)
+        tenth = flight.tenth_at
+        if tenth is not None:
+            tenth -= due
+            values["tt10"].append(tenth)
+        if flight.longest is not None:
+            values["longest_gap"].append(flight.longest)
+        if flight.gap is not None:
+            values["handoff_gap"].append(flight.gap)
+        if last > self.last:
+            self.last = last
+        routes, kind = self.routes, flight.kind
+        routes[kind] = routes.get(kind, 0) + 1
+        tokens = self.tokens
+        if kind != "A":
+            tokens["prefill"] += 1
+        tokens["relay"] += flight.relay_tokens
+        tokens["main"] += flight.main_tokens
+        self.prompt_tokens += flight.prompt
+        cached = self.cached
+        cached["prefill"] += flight.prefill_cached
+        cached["main"] += flight.main_cached
+        self._pending += 1
+        if self._pending == _FLUSH:
+            self.flush()
+        if self._observe is not None:
+            self._observe(
+                Outcome(
+                    session=flight.visit.session.number,
+                    turn=flight.number,
+                    due=due,
+                    prompt=flight.prompt,
+                    output=flight.max_tokens,
+                    route=kind,
+                    prefill_cached=flight.prefill_cached,
+                    main_cached=flight.main_cached,
+                    relay_tokens=flight.relay_tokens,
+                    ttft=ttft,
+                    tt10=tenth,
+                    tpot=tpot,
+                    longest_gap=flight.longest,
+                    handoff_gap=flight.gap,
+                    e2e=last - due,
+                )
+            )
+
+    def refused(self, visit: Visit) -> None:
+        """One that is measured was refused."""
+        self.open -= 1
+        self.rejected += 1
+        if self._observe is not None:
+            turn, nothing = visit.turn, (None,) * len(METRICS)
+            asked = (visit.session.number, visit.number, visit.due, turn.prompt, turn.output)
+            self._observe(Outcome(*asked, "", 0, 0, 0, *nothing))
+
+    def flush(self) -> None:
+        """Enter what is pending into the histograms."""
+        self._pending = 0
+        for metric, values in self._values.items():
+            self.histograms[metric].add(values)
+            values.clear()
+        if self._both[0]:
+            self.pairs.add(*self._both)
+            for values in self._both:
+                values.clear()
+
+
+def _nothing() -> None:
+    pass

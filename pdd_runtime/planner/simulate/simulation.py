@@ -1,0 +1,144 @@
+"""Runs a scenario under a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from pdd_runtime.planner.session import Session
+from pdd_runtime.planner.simulate.outcome import METRICS, Outcome
+from pdd_runtime.planner.simulate.recorder import Recorder
+from pdd_runtime.planner.simulate.scenario import Scenario
+from pdd_runtime.planner.simulate.simulated import LinkUse, Metric, PoolUse, Simulated
+from pdd_runtime.planner.simulate.world import World
+from pdd_runtime.planner.workload import Workload
+
+WARMUP = 0.1
+"""Of the requests, so many more go before those that are measured."""
+SAMPLE = 2000
+"""Sessions by which it is known how long the prefixes are that sessions share."""
+
+
+def simulate(
+    scenario: Scenario,
+    workload: Workload,
+    *,
+    requests: int,
+    seed: int = 0,
+    warmup: int | float = WARMUP,
+    observe: Callable[[Outcome], None] | None = None,
+) -> Simulated:
+    """Send `requests` of the workload, and before them `warmup` (a number, or a share of `requests`) that are not
+    measured, and run until all measured ones have ended. A trace that is shorter ends sooner.
+
+    `observe` is called with each measured request as it ends. Raises `SimulationError` for a scenario that lacks
+    something, and what policy and strategy raise for the graph."""
+    before = warmup if isinstance(warmup, int) else round(warmup * requests)
+    recorder = Recorder(before, requests, observe)
+    sessions = _limited(workload.stream(seed), before + requests)
+    world = World(scenario, recorder, sessions, 0 if workload.rate is not None else workload.concurrency or 1)
+    if scenario.warm:
+        _warm(world, workload, seed)
+    marks = _Marks(world)
+    recorder.begins = marks.take
+    world.open()
+    world.events.run()
+    recorder.flush()
+    return _simulated(world, marks, requests)
+
+
+def _warm(world: World, workload: Workload, seed: int) -> None:
+    """Every worker has seen the prefixes that sessions share."""
+    seen: dict[int, int] = {}
+    for session in islice(workload.stream(seed, "prefixes"), SAMPLE):
+        chain, tokens = session.turns[0].spans[0]
+        if chain < 0 and tokens > seen.get(chain, 0):
+            seen[chain] = tokens
+    for worker in world.workers.values():
+        for chain, tokens in seen.items():
+            worker.cache.take(((chain, tokens),))
+
+
+def _limited(sessions: Iterator[Session], requests: int) -> Iterator[Session]:
+    """The first ones that have so many requests together; the last is cut."""
+    left = requests
+    for session in sessions:
+        turns = session.turns
+        if len(turns) >= left:
+            yield session._replace(turns=turns[:left])
+            return
+        left -= len(turns)
+        yield session
+
+
+class _Marks:
+    """What links and pools had done when the measurement began."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.take()
+
+    def take(self) -> None:
+        world = self._world
+        self.at = world.events.now
+        self.sent = {key: link.sent for key, link in world.ways.links.items()}
+        self.busy = {key: link.busy for key, link in world.ways.links.items()}
+        self.pools = {name: pool.busy for name, pool in world.pools.items()}
+
+
+def _simulated(world: World, marks: _Marks, requests: int) -> Simulated:
+    recorder = world.recorder
+    duration = max(0.0, recorder.last - recorder.began)
+    seconds = max(1e-9, recorder.last - marks.at)
+    metrics = {metric: Metric(recorder.histograms[metric]) for metric in METRICS}
+    measured = recorder.answered + recorder.rejected
+    sending = recorder.sent_last - recorder.began
+    prompts = max(1, recorder.prompt_tokens)
+    return Simulated(
+        requests=measured,
+        answered=recorder.answered,
+        rejected=recorder.rejected,
+        failed=0,
+        **metrics,
+        tokens=dict(recorder.tokens),
+        routes=dict(recorder.routes),
+        hit_rates={tier: cached / prompts for tier, cached in recorder.cached.items()},
+        links=tuple(
+            LinkUse(
+                link=name,
+                source=source,
+                bytes=link.sent - marks.sent[name, source],
+                busy=(link.busy - marks.busy[name, source]) / seconds,
+                queue=0.0,
+            )
+            for (name, source), link in world.ways.links.items()
+        ),
+        pools=tuple(
+            PoolUse(name, (pool.busy - marks.pools[name]) / (seconds * len(pool.workers)), 0.0)
+            for name, pool in world.pools.items()
+        ),
+        duration=duration,
+        offered_rate=(measured - 1) / sending if sending > 0 else 0.0,
+        achieved_rate=recorder.answered / duration if duration > 0 else 0.0,
+        pairs=recorder.pairs,
+    )
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The same with several seeds."""
+
+    runs: tuple[Simulated, ...]
+
+
+def repeat(
+    scenario: Scenario,
+    workload: Workload,
+    *,
+    requests: int,
+    seeds: Sequence[int],
+    warmup: int | float = WARMUP,
+) -> Repeated:
+    """One run for each seed."""
+    return Repeated(tuple(simulate(scenario, workload, requests=requests, seed=seed, warmup=warmup) for seed in seeds))
