@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
+from pdd_runtime.graph import Graph, PluginRef
+from pdd_runtime.planner.figures import FigureError
+from pdd_runtime.planner.hardware import Hardware, counted
+from pdd_runtime.planner.model_spec import ModelFigures
+from pdd_runtime.planner.profile import PoolProfile, Profile, ProfileError
+from pdd_runtime.plugins import PluginManager
 from pdd_runtime.plugins.latency import LatencyModel
+
+FROM_FIGURES = "roofline"
+"""The latency model of a pool that has `hardware` and no profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +40,100 @@ class PoolModel:
     def kv_bytes(self, tokens: int) -> float:
         """Bytes of the KV of `tokens` tokens of one request."""
         return self.kv_constant + self.kv_token * tokens
+
+
+@runtime_checkable
+class KnowsMemory(Protocol):
+    """A latency model that knows what it computes on, too."""
+
+    kv_constant: float
+    kv_token: float
+
+    def capacity(self, requests: int) -> int:
+        """Tokens of KV that fit, when `requests` requests are there. Raises `FigureError`."""
+        ...
+
+
+def pool_models(
+    graph: Graph,
+    plugins: PluginManager,
+    profile: Profile | None = None,
+    *,
+    hardware: Mapping[str, Hardware] | None = None,
+    models: Mapping[str, ModelFigures] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, PoolModel]:
+    """Of all pools of `graph`: as the profile says; where it does not, from what `hardware:` and the model's name say,
+    with `hardware` and `models` beside what is known, and `settings` for the latency model. Raises `ProfileError`
+    where neither says it, `FigureError` and `PluginError`."""
+    found: dict[str, PoolModel] = {}
+    for name, pool in graph.spec.pools.items():
+        if profile is not None and name in profile.pools:
+            found[name] = pool_model(profile.pools[name], plugins, f"pool {name} of the profile")
+        elif pool.hardware is not None:
+            config = _config(pool.hardware, graph.model_of(name).source, hardware or {}, models or {})
+            ref = PluginRef(plugin=FROM_FIGURES, config={**config, **(settings or {})})
+            try:
+                found[name] = pool_model(PoolProfile(latency=ref), plugins, f"pool {name}")
+            except FigureError as error:
+                raise FigureError(error.what, where=f"pool {name}", why=error.why, fix=error.fix) from None
+        else:
+            said = "the profile has no such pool" if profile is not None else "no profile is given"
+            raise ProfileError(
+                f"nothing says how fast the workers of pool {name} are",
+                where=f"spec.pools.{name}",
+                why=f"{said}, and the graph does not say its hardware",
+                fix="measure it with `pdd-runtime profile GRAPH`, or say e.g. `hardware: 8xh100`",
+            )
+    return found
+
+
+def pool_model(said: PoolProfile, plugins: PluginManager, where: str) -> PoolModel:
+    """Of a pool whose profile says `said`; `where` it stands, for messages. Raises `ProfileError`, `FigureError` and
+    `PluginError`."""
+    cls = plugins.latency(said.latency.plugin)
+    latency = cls(plugins.configure(cls, said.latency.config, where))
+    knows = latency if isinstance(latency, KnowsMemory) else None
+    values = (said.capacity, said.kv_constant, said.kv_token)
+    if knows is None and None in values:
+        names = ("capacity", "kv_constant", "kv_token")
+        missing = ", ".join(name for name, value in zip(names, values, strict=True) if value is None)
+        raise ProfileError(
+            f"{missing} must be given",
+            where=where,
+            why=f"the latency model {said.latency.plugin} knows neither memory nor KV",
+            fix="`pdd-runtime profile GRAPH` measures them",
+        )
+    if knows is not None:
+        values = (
+            knows.capacity(said.batch_limit) if said.capacity is None else said.capacity,
+            knows.kv_constant if said.kv_constant is None else said.kv_constant,
+            knows.kv_token if said.kv_token is None else said.kv_token,
+        )
+    capacity, kv_constant, kv_token = values
+    assert capacity is not None
+    assert kv_constant is not None
+    assert kv_token is not None
+    return PoolModel(
+        latency=latency,
+        batch_limit=said.batch_limit,
+        chunk=said.chunk,
+        capacity=capacity,
+        block=said.block,
+        kv_constant=kv_constant,
+        kv_token=kv_token,
+        overhead=said.overhead,
+    )
+
+
+def _config(
+    hardware: str, model: str, own_hardware: Mapping[str, Hardware], own_models: Mapping[str, ModelFigures]
+) -> dict[str, Any]:
+    """Of the latency model that goes by figures."""
+    config: dict[str, Any] = {"hardware": hardware, "model": model}
+    chip = counted(hardware)[1]
+    if chip in own_hardware:
+        config["chip"] = own_hardware[chip]
+    if model in own_models:
+        config["figures"] = own_models[model]
+    return config
