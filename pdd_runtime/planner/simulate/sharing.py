@@ -240,7 +240,7 @@ class Ordered:
         oldest = self._oldest()
         room, slots = link.bandwidth, self._slots
         owed = 0.0
-        if oldest is not None and self._ageing and order:
+        if oldest is not None and self._ageing:
             owed = min(self._most, self._ageing * room)
             room -= owed
             slots -= 1
@@ -251,13 +251,13 @@ class Ordered:
             while self._waiting and self._waiting[0][1].key != self._waiting[0][0]:
                 heappop(self._waiting)
             if self._waiting and (first is None or self._waiting[0][0] < self._key(first)):
-                if slots <= 0 and self._waiting[0][1] is not oldest:
+                if slots <= 0 and not (owed and self._waiting[0][1] is oldest):
                     break
                 transfer = heappop(self._waiting)[1]
                 transfer.key = None
                 self._waits -= 1
             elif first is not None:
-                if slots <= 0 and first is not oldest:
+                if slots <= 0 and not (owed and first is oldest):
                     break
                 transfer = first
                 place += 1
