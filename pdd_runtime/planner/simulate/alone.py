@@ -28,7 +28,8 @@ class Alone(Flight):
 
     def begun(self, first: float, step: float) -> None:
         self.first_at = first + self.main.pool.delay
-        self.longest = step if self.max_tokens > 1 else None
+        if self.max_tokens > 1:
+            self.longest, self.second_at = step, self.first_at + step
         if self.max_tokens >= 10:
             self.tenth_at = self.first_at + 9 * step
 

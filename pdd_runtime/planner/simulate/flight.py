@@ -23,8 +23,8 @@ class Flight:
 
     __slots__ = (
         "due", "first_at", "gap", "known", "last_at", "longest", "main", "main_cached", "main_fetch", "main_tokens",
-        "max_tokens", "number", "prefill", "prefill_cached", "prompt", "ready", "relay_tokens", "spans", "tenth_at",
-        "turn", "visit", "world",
+        "max_tokens", "number", "prefill", "prefill_cached", "prompt", "ready", "relay_tokens", "second_at", "spans",
+        "tenth_at", "turn", "visit", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, visit: Visit) -> None:
@@ -38,6 +38,7 @@ class Flight:
         self.relay_tokens = self.main_tokens = 0
         self.prefill_cached = 0
         self.first_at = self.last_at = 0.0
+        self.second_at: float | None = None
         self.tenth_at: float | None = None
         self.gap: float | None = None
         self.longest: float | None = None
@@ -67,10 +68,12 @@ class Flight:
 
     def begins(self, cached: int) -> None:
         self.prefill_cached = cached
-        self.main_fetch.upto(cached)
+        if self.world.overlap:
+            self.main_fetch.upto(cached)
 
     def computed(self, position: int) -> None:
-        self.main_fetch.upto(position)
+        if self.world.overlap:
+            self.main_fetch.upto(position)
 
     def prefilled(self) -> None:
         self.main_fetch.whole(self.prompt)
@@ -118,6 +121,7 @@ class Flight:
 
     def begun(self, first: float, step: float) -> None:
         at = first + self.main.pool.delay
+        self.second_at = at
         gap = at - self.last_at
         self.longest = gap if gap > step else step
         if self.max_tokens >= 10:

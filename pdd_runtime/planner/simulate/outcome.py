@@ -33,6 +33,8 @@ class Outcome:
     main_cached: int
     relay_tokens: int
     ttft: float | None
+    tt2: float | None
+    """To the second token, the first of a worker that decodes."""
     tt10: float | None
     tpot: float | None
     longest_gap: float | None

@@ -113,6 +113,7 @@ class Recorder:
                     main_cached=flight.main_cached,
                     relay_tokens=flight.relay_tokens,
                     ttft=ttft,
+                    tt2=None if flight.second_at is None else flight.second_at - due,
                     tt10=tenth,
                     tpot=tpot,
                     longest_gap=flight.longest,
@@ -126,7 +127,7 @@ class Recorder:
         self.open -= 1
         self.rejected += 1
         if self._observe is not None:
-            turn, nothing = visit.turn, (None,) * len(METRICS)
+            turn, nothing = visit.turn, (None,) * (len(METRICS) + 1)
             asked = (visit.session.number, visit.number, visit.due, turn.prompt, turn.output)
             self._observe(Outcome(*asked, "", 0, 0, 0, *nothing))
 

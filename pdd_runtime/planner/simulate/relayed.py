@@ -62,11 +62,13 @@ class Relayed(Flight):
         self.start(prefill, main)
 
     def begins(self, cached: int) -> None:
-        self.relay_fetch.upto(cached)
+        if self.world.overlap:
+            self.relay_fetch.upto(cached)
         super().begins(cached)
 
     def computed(self, position: int) -> None:
-        self.relay_fetch.upto(position)
+        if self.world.overlap:
+            self.relay_fetch.upto(position)
         super().computed(position)
 
     def prefilled(self) -> None:
@@ -113,6 +115,7 @@ class Relayed(Flight):
 
     def relay_begun(self, first: float, step: float) -> None:
         at = first + self.relay.pool.delay
+        self.second_at = at
         gap = at - self.first_at
         self.longest = gap if gap > step else step
         self.step = step
@@ -227,6 +230,8 @@ class Relayed(Flight):
             self.longest = gap
         if step > self.longest:
             self.longest = step
+        if self.known < 2:
+            self.second_at = at
         if self.known < 10 <= self.max_tokens:
             self.tenth_at = at + (9 - self.known) * step
         self.world.events.push(at, self._committed)

@@ -54,6 +54,8 @@ class Scenario:
     """Bytes/s of KV between two workers of one cluster; such transfers do not slow each other."""
     warm: bool = True
     """Begin with caches that have seen the prefixes which sessions share, as after a day."""
+    overlap: bool = True
+    """Send KV as prefill makes it; else when prefill has all of it."""
     whole_views: bool = False
     """Show the routing policy every worker. Else it sees, of each pool, those that a policy would choose which likes
     less load and more of the prompt: nearly always the same choice, for a fraction of the time."""

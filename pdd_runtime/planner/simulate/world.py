@@ -40,6 +40,7 @@ class World:
         if self.strategy.carries == "kv":
             Edges(graph).require_relay_kv(self.strategy.name)
         self.ways = Ways(self.events, scenario)
+        self.overlap = scenario.overlap
         self.pools: dict[str, Pool] = {}
         self.workers: dict[WorkerKey, Worker] = {}
         for name, declared in spec.pools.items():
