@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from pdd_runtime.errors import PddError
 from pdd_runtime.graph import Graph, nearest
-from pdd_runtime.planner.chips import Chips
+from pdd_runtime.planner.figures import FigureError
+from pdd_runtime.planner.hardware import counted
 from pdd_runtime.planner.prices import NOTHING, Prices, Range
 
 _ROUNDING = 1e-9
@@ -52,7 +53,7 @@ def cost(inventory: Inventory, prices: Prices, traffic: Mapping[str, float] | No
     """`traffic`: dollars a GB sent, by link. Raises `PriceError` for hardware without a price."""
     nodes, energy = NOTHING, NOTHING
     for hardware, count in inventory.nodes.items():
-        price = prices.nodes.get(hardware)
+        price = prices.node(hardware)
         if price is None:
             known = ", ".join(prices.nodes) or "none"
             raise PriceError(
@@ -89,15 +90,13 @@ def inventory_of(graph: Graph, prices: Prices, sent: Mapping[str, float] | None 
                 fix="add e.g. hardware: 8xH100, the chips of each of its workers",
             )
         try:
-            worker = Chips.parse(pool.hardware)
-        except ValueError as error:
-            raise PriceError(
-                f"the hardware {pool.hardware!r} cannot be read", where=f"spec.pools.{name}.hardware", why=str(error)
-            ) from error
-        chips[pool.cluster, worker.hardware] += pool.replicas * worker.count
+            count, hardware = counted(pool.hardware.lower())
+        except FigureError as error:
+            raise PriceError(error.what, where=f"spec.pools.{name}.hardware", why=error.why, fix=error.fix) from error
+        chips[pool.cluster, hardware] += pool.replicas * count
     nodes: Counter[str] = Counter()
     for (_, hardware), count in chips.items():
-        price = prices.nodes.get(hardware)
+        price = prices.node(hardware)
         nodes[hardware] += math.ceil(count / price.chips) if price else count
     used = {edge.link for edge in graph.spec.edges if edge.link is not None}
     lines = sum(lines_of(link.bandwidth, prices) for name, link in graph.spec.links.items() if name in used)

@@ -15,7 +15,8 @@ from pdd_runtime.graph.document import Document, read
 from pdd_runtime.graph.faults import explain_all
 from pdd_runtime.graph.models import Metadata, Name
 from pdd_runtime.graph.units import Bandwidth, Duration
-from pdd_runtime.planner.chips import Chips
+from pdd_runtime.planner.hardware import Hardware, counted
+from pdd_runtime.planner.model_spec import ModelFigures
 from pdd_runtime.planner.prices import Prices
 
 _SPAN = re.compile(r"(\d{1,4})\s*\.\.\s*(\d{1,4})")
@@ -69,7 +70,9 @@ def _each_once(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _chips(value: str) -> str:
-    return str(Chips.parse(value))
+    value = value.strip().lower()
+    counted(value)
+    return value
 
 
 Counts = Annotated[
@@ -88,6 +91,8 @@ class Kind(_Form):
     """The chips of each worker, e.g. `8xH100`: other numbers are other degrees of parallelism."""
     config: dict[str, Any] = {}
     """Settings of the engine that go with them. `tp` follows the chips by itself where it did in the graph."""
+    profile: Name | None = None
+    """The pool of the profile that behaves as workers on these chips do; by default the one of the pool's own name."""
 
 
 def _kinds(value: Any) -> Any:
@@ -155,7 +160,14 @@ class PlanBody(_Form):
     workload: str = "report"
     """What is asked: a workload's name or file, or a short text as for `bench`. Its rate is not used."""
     profile: str | None = None
-    """What `pdd-runtime profile` measured of the graph; none: hardware and model figures are used."""
+    """What `pdd-runtime profile` measured of the graph, a file; where it has nothing of a pool, the figures of its
+    hardware and model are used."""
+    hardware: dict[str, Hardware] = {}
+    """Chips beside those that are known, by name: their four figures, or `like: NAME` and what differs."""
+    models: dict[str, ModelFigures] = {}
+    """Models beside those that are known, by the name that the graph has for them."""
+    latency: dict[str, Any] = {}
+    """Settings of the latency model `roofline`: which share of the figures is reached."""
     prices: Prices
     """What things cost."""
     slo: PlanSlo = PlanSlo()

@@ -120,3 +120,8 @@ class Prices(_Form):
     """None: it is in the nodes' prices."""
     tariff: Tariff = Tariff()
     """For revenue."""
+
+    def node(self, hardware: str) -> NodePrice | None:
+        """Of hardware by its name, in capitals or not."""
+        named = {name.lower(): price for name, price in self.nodes.items()}
+        return named.get(hardware.lower())

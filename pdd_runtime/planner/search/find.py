@@ -1,0 +1,232 @@
+"""A plan's answer: the best deployment, the front, what binds, and what happens when things are otherwise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+
+from pdd_runtime.graph import Graph
+from pdd_runtime.planner.cost import Cost, bcr
+from pdd_runtime.planner.plan_spec import PlanError
+from pdd_runtime.planner.prices import Range
+from pdd_runtime.planner.search.cheapest import FILL, cheapest
+from pdd_runtime.planner.search.crew import Crew
+from pdd_runtime.planner.search.family import Family
+from pdd_runtime.planner.search.goodput import goodput, goodputs
+from pdd_runtime.planner.search.improve import by_bcr, improved, within
+from pdd_runtime.planner.search.point import Candidate, Point, front
+from pdd_runtime.planner.search.setting import Setting
+from pdd_runtime.planner.search.trial import Verdict
+from pdd_runtime.planner.search.trials import Told, Trials
+
+LEVELS = 6
+"""Rates at which the cheapest deployment is looked for."""
+FEW = 16
+"""So few deployments are all looked at."""
+IDLE = 0.05
+"""Of what the bounds allow: whoever breaks the promise at that rate breaks it at any."""
+_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Half a 95 % interval in standard errors, for 2, 3, … values (Student's t); 2 for more."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One that is shown."""
+
+    family: Family
+    candidate: Candidate
+    graph: Graph
+    cost: Cost
+    goodput: float
+    """Requests/s."""
+    interval: Range
+    """Where its goodput lies, by the seeds: 95 %. Of one seed both ends are alike."""
+    verdict: Verdict
+    """At its goodput."""
+
+    @property
+    def bcr(self) -> Range:
+        """By the prices' range."""
+        return bcr(self.goodput, self.cost)
+
+    @property
+    def pools(self) -> dict[str, str]:
+        """`10 x 4x8xh100` by pool."""
+        pools = self.graph.spec.pools
+        return {name: f"{pool.replicas} × {pool.hardware or 'its hardware'}" for name, pool in pools.items()}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answer."""
+
+    best: Deployment
+    front: tuple[Deployment, ...]
+    """By cost; `best` is among them."""
+    deployments: int
+    """How many there were to choose from."""
+    trials: int
+    """How many simulations that took."""
+
+
+class Finder:
+    """One plan's search, from bounds to finalists."""
+
+    def __init__(self, setting: Setting, crew: Crew, told: Told) -> None:
+        self.setting = setting
+        self.trials = Trials(setting.families, setting.bounds, setting.plan.spec.effort, crew, told)
+        self._costs: dict[Candidate, float] = {}
+
+    def cost(self, candidate: Candidate) -> float:
+        """An hour at the middle of prices, without what is sent."""
+        known = self._costs.get(candidate)
+        if known is None:
+            prices = self.setting.plan.spec.prices
+            known = self.setting.families[candidate.family].cost(candidate.sizes, prices).total.middle
+            self._costs[candidate] = known
+        return known
+
+    def find(self) -> Found:
+        """Raises `PlanError` where nothing keeps the promise, at the goodput or for the budget that is asked for."""
+        points = self._points()
+        if not points:
+            raise self._hopeless()
+        best = self._best(points)
+        finalists = [*front([*points, best])]
+        if best not in finalists:
+            finalists.append(best)
+        shown = self._finals(finalists, best)
+        chosen = next(each for each in shown if each.candidate == best.candidate)
+        return Found(chosen, shown, self.deployments, self.trials.done)
+
+    @property
+    def deployments(self) -> int:
+        return sum(math.prod(map(len, family.choices.values())) for family in self.setting.families)
+
+    def _all(self) -> Iterator[Candidate]:
+        for number, family in enumerate(self.setting.families):
+            for sizes in product(*family.choices.values()):
+                yield Candidate(number, sizes)
+
+    def _points(self) -> list[Point]:
+        """Deployments that keep the promise, with their goodput."""
+        need = self.setting.plan.spec.goodput
+        if self.deployments <= FEW:
+            guesses = {each: self._guess(each) for each in islice(self._all(), FEW)}
+        else:
+            found = cheapest(self.trials, self.cost, self._levels())
+            guesses = {each: rate for rate, each in found.items() if each is not None}
+        rates = goodputs(self.trials, "measures what it found", guesses.items())
+        if need is not None:
+            # What was found to serve a rate does, though bisection may end just below it.
+            rates = {each: max(rate, need if guesses[each] == need else 0.0) for each, rate in rates.items()}
+        return [Point(each, rate, self.cost(each)) for each, rate in rates.items() if rate > 0]
+
+    def _guess(self, candidate: Candidate) -> float:
+        return max(1e-6, FILL * self.setting.bounds[candidate.family].rate(candidate.sizes))
+
+    def _levels(self) -> tuple[float, ...]:
+        """Rates from what the smallest deployment can serve to what the largest can; the one that is needed among
+        them."""
+        smallest, largest = [], []
+        for bounds in self.setting.bounds:
+            choices = bounds.family.choices.values()
+            smallest.append(bounds.rate(tuple(counts[0] for counts in choices)))
+            largest.append(bounds.rate(tuple(counts[-1] for counts in choices)))
+        high = FILL * max(largest)
+        low = min(max(FILL * min(smallest), high / 10), high)
+        rates = {low * (high / low) ** (step / (LEVELS - 1)) for step in range(LEVELS)} if low > 0 else {1e-6}
+        need = self.setting.plan.spec.goodput
+        return tuple(sorted(rates | ({need} if need is not None else set())))
+
+    def _best(self, points: Sequence[Point]) -> Point:
+        spec = self.setting.plan.spec
+        where = self.setting.document.locate
+        if spec.goodput is not None:
+            enough = [point for point in points if point.goodput >= spec.goodput]
+            if not enough:
+                most = max(points, key=lambda point: point.goodput)
+                raise PlanError(
+                    f"no deployment serves {spec.goodput:g} requests/s within the SLO",
+                    where=where(("spec", "goodput")),
+                    why=f"the most is {most.goodput:.3g} requests/s, for {most.cost:.4g} {spec.prices.unit}",
+                    fix="allow more workers, faster links or a looser SLO",
+                )
+            return min(enough, key=lambda point: (point.cost, -point.goodput))
+        if spec.budget is not None:
+            budget = spec.budget
+            paid = [point for point in points if point.cost <= budget]
+            if not paid:
+                least = min(points, key=lambda point: point.cost)
+                raise PlanError(
+                    f"no deployment costs at most {budget:g} {spec.prices.unit}",
+                    where=where(("spec", "budget")),
+                    why=f"the cheapest found costs {least.cost:.4g}, and serves {least.goodput:.3g} requests/s",
+                    fix="allow fewer workers, or more money",
+                )
+            start = max(paid, key=lambda point: (point.goodput, -point.cost))
+            return improved(self.trials, self.cost, start, within(budget))
+        return improved(self.trials, self.cost, max(points, key=lambda point: (point.bcr, -point.cost)), by_bcr)
+
+    def _finals(self, points: Sequence[Point], best: Point) -> tuple[Deployment, ...]:
+        """Measured for longer, the best with several seeds."""
+        effort = self.setting.plan.spec.effort
+        steps = {
+            (point, seed): goodput(self.trials, point.candidate, guess=point.goodput, longer=effort.final, seed=seed)
+            for point in points
+            for seed in range(1, 1 + (effort.seeds if point is best else 1))
+        }
+        rates = self.trials.together("measures for longer", steps)
+        values = {
+            point: [rate for (other, _), rate in rates.items() if other is point and rate > 0] for point in points
+        }
+        measured = {point: statistics.fmean(some) for point, some in values.items() if some}
+        trials = [
+            self.trials.trial(point.candidate, rate, longer=effort.final, seed=1) for point, rate in measured.items()
+        ]
+        verdicts = self.trials.verdicts("measures for longer", trials)
+        shown = [
+            self._shown(point, rate, _interval(values[point]), verdict)
+            for (point, rate), verdict in zip(measured.items(), verdicts, strict=True)
+        ]
+        return tuple(sorted(shown, key=lambda each: (each.cost.total.middle, each.goodput)))
+
+    def _shown(self, point: Point, rate: float, interval: Range, verdict: Verdict) -> Deployment:
+        family = self.setting.families[point.candidate.family]
+        graph = family.graph(point.candidate.sizes)
+        sent = {link: each * 3600 for link, each in verdict.sent.items()}
+        spent = family.cost(point.candidate.sizes, self.setting.plan.spec.prices, sent)
+        return Deployment(family, point.candidate, graph, spent, rate, interval, verdict)
+
+    def _hopeless(self) -> PlanError:
+        """Nothing keeps the promise at any rate: how near the best of them comes when it is nearly idle."""
+        largest = [
+            Candidate(number, tuple(counts[-1] for counts in family.choices.values()))
+            for number, family in enumerate(self.setting.families)
+        ]
+        rates = [max(1e-6, IDLE * self.setting.bounds[each.family].rate(each.sizes)) for each in largest]
+        tried = [self.trials.trial(each, rate) for each, rate in zip(largest, rates, strict=True)]
+        verdicts = self.trials.verdicts("looks why", tried)
+        best = min(verdicts, key=lambda verdict: (len(verdict.missed), verdict.ttft["p90"]))
+        slo = self.setting.slo
+        tpot = "" if slo.tpot_p90 is None else f", and of {slo.tpot_p90:g} s for each token"
+        return PlanError(
+            f"no deployment keeps the SLO of {slo.ttft_p90:g} s to the first token{tpot}",
+            where=self.setting.document.locate(("spec", "slo")),
+            why=f"nearly idle the best has a P90 of {best.ttft['p90']:.3g} s to the first token, and of "
+            f"{best.tpot['p90']:.3g} s for each token",
+            fix="promise less, or allow hardware with more compute and memory bandwidth",
+        )
+
+
+def _interval(values: Sequence[float]) -> Range:
+    """95 % of the mean, by Student's t."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return Range(mean, mean)
+    student = _STUDENT[len(values) - 2] if len(values) - 2 < len(_STUDENT) else 2.0
+    half = student * statistics.stdev(values) / math.sqrt(len(values))
+    return Range(mean - half, mean + half)

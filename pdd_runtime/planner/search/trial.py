@@ -1,0 +1,54 @@
+"""One simulation of one deployment: whether it keeps its promise at a rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pdd_runtime.planner.search.family import Sizes
+
+
+class Change(NamedTuple):
+    """Something that is different from the plan."""
+
+    link: str = ""
+    """A link that is `times` as fast; empty: the hit rate is `times` what it is."""
+    times: float = 1.0
+
+
+class Trial(NamedTuple):
+    """What is simulated. The same trial has the same verdict, in every process."""
+
+    family: int
+    sizes: Sizes
+    rate: float
+    """Requests/s."""
+    requests: int
+    seed: int
+    changes: tuple[Change, ...] = ()
+
+
+class Verdict(NamedTuple):
+    """What came out of it."""
+
+    kept: bool
+    """The promise was."""
+    ttft: Mapping[str, float]
+    """p50, p90, p99 in seconds."""
+    tpot: Mapping[str, float]
+    missed: tuple[str, ...]
+    """Which promises were not kept: `ttft`, `tpot`, `load` (not all requests were let in)."""
+    busy: Mapping[str, float]
+    """By pool and link: share of its time, or of its batch, 0 to 1."""
+    relay_share: float
+    """Of the answers' tokens."""
+    hits: Mapping[str, float]
+    """Share of prompt tokens cached at `prefill` and `main`."""
+    sent: Mapping[str, float]
+    """Bytes/s over each link."""
+
+    @property
+    def whole(self) -> bool:
+        """Something was served."""
+        return all(math.isfinite(value) for value in (*self.ttft.values(), *self.tpot.values()))
