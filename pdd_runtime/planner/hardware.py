@@ -81,7 +81,7 @@ def machine(name: str, own: Mapping[str, Hardware] | None = None) -> Machine:
 
 def counted(name: str) -> tuple[int, str]:
     """How many of which chip `name` says: (32, "h100") of `4x8xh100`. Raises `FigureError`."""
-    match = _COUNTED.match(name)
+    match = _COUNTED.match(name.lower())
     if match is None:
         raise FigureError(f'"{name}" is no hardware', fix="write it like h100, 8xh100 or 4x8xh100")
     chips = math.prod(int(count) for count in match[1].split("x")[:-1])
