@@ -39,7 +39,7 @@ from pdd_runtime.plugins import load_plugins
 
 _FOR_ONE = re.compile(r"([A-Za-z0-9_.-]+):(?=[A-Za-z]+[.=])")
 """`pd-cross:spec.links…=…`: an override of one graph, by its file's name."""
-_OWN_FRONTEND = (
+OWN_FRONTEND = (
     *("spec.frontend.host=127.0.0.1", "spec.frontend.port=0"),
     *("spec.frontend.admin=null", "spec.frontend.keys=null", "spec.frontend.tls=null"),
 )
@@ -125,7 +125,7 @@ def _targets(options: BenchOptions, consoles: Consoles) -> list[Target]:
     targets: list[Target] = []
     for path in options.graphs:
         own = [override for stem, override in single if stem == path.stem]
-        loaded, _ = load_checked(path, [*shared, *own, *_OWN_FRONTEND], consoles)
+        loaded, _ = load_checked(path, [*shared, *own, *OWN_FRONTEND], consoles)
         if loaded.graph.name in [target.name for target in targets]:
             raise BenchUsageError(
                 f"two graphs are called {loaded.graph.name}",

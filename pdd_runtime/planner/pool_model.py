@@ -41,6 +41,12 @@ class PoolModel:
         """Bytes of the KV of `tokens` tokens of one request."""
         return self.kv_constant + self.kv_token * tokens
 
+    def prompt(self, new: int, context: int) -> float:
+        """Seconds to compute `new` tokens behind `context` known ones, in as many passes as that takes, alone."""
+        whole, rest = divmod(new, self.chunk)
+        seconds = sum(self.latency.prefill(self.chunk, context + self.chunk * number) for number in range(whole))
+        return seconds + (self.latency.prefill(rest, context + self.chunk * whole) if rest else 0.0)
+
 
 @runtime_checkable
 class KnowsMemory(Protocol):

@@ -16,7 +16,7 @@ from pdd_runtime.launch.state import Launcher
 from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.certificate import tls_of
 from pdd_runtime.plugins.discovery import Member
-from pdd_runtime.rpc import Greeting, connect
+from pdd_runtime.rpc import Greeting, RpcConnection, connect
 
 T = TypeVar("T")
 
@@ -107,19 +107,23 @@ class RunningGraph:
         return [member for member in self._members if member.pid in pids]
 
     async def ask(self, member: Member, method: str, params: object, result: type[T]) -> T:
-        """What a process answers on its message plane, asked as one of its own cluster, so that no line is between.
-        Raises `ConnectionLost` and `DeadlineExceeded` where it does not answer, and what it answers with."""
+        """What a process answers on its message plane. Raises as `connect` does, `DeadlineExceeded` where it does not
+        answer, and what it answers with."""
+        connection = await self.connect(member)
+        try:
+            return await connection.call(method, params, result, timeout=PATIENCE)
+        finally:
+            await connection.close()
+
+    async def connect(self, member: Member) -> RpcConnection:
+        """To a process's message plane, as one of its own cluster, so that no line is between. Raises `ConnectionLost`
+        and `DeadlineExceeded` where it does not answer."""
         launcher = next(iter(self.launchers), None)
         endpoint = member.plane if member.role == "frontend" else member.endpoint
         if launcher is None or not endpoint:
             raise ConnectionLost(f"{member.key} cannot be asked", why="it has no message plane, or no launcher")
         greeting = Greeting(graph=self.graph.name, secret=launcher.secret, cluster=member.cluster, name="game day")
-        tls = tls_of(self.graph, member.cluster)
-        connection = await connect(endpoint, greeting, tls=tls, timeout=PATIENCE)
-        try:
-            return await connection.call(method, params, result, timeout=PATIENCE)
-        finally:
-            await connection.close()
+        return await connect(endpoint, greeting, tls=tls_of(self.graph, member.cluster), timeout=PATIENCE)
 
     async def _watch(self) -> None:
         state, launcher = self.states[0], self.launchers[0]
