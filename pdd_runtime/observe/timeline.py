@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from pdd_runtime.clock import now
+from pdd_runtime.errors import NoRoute, PddError
 
 
 class Cached(msgspec.Struct):
@@ -80,7 +81,8 @@ class Event(msgspec.Struct):
 
     | of | in order, as far as the route has them |
     |---|---|
-    | the driver | queued, admitted, route, seal, finish, cancelled, error, settling failed, goes on |
+    | the driver | leaves its variant, queued, admitted, route, seal, finish, cancelled, error, settling failed |
+    | the driver | goes on |
     | who failed | lost |
     | prefill | prefill starts, prefill ends, first token |
     | a receiver | KV from POOL starts, KV from POOL ends, KV from POOL failed |
@@ -119,6 +121,9 @@ class Timeline:
     def __init__(self, id: str, graph: str, prompt_tokens: int, *, variant: str = "", clock: Callable[[], float] = now):
         self._clock, self._arrived = clock, clock()
         self._body = Body(id=id, graph=graph, variant=variant, prompt_tokens=prompt_tokens)
+        self.elsewhere: Literal["", "failed", "incapable"] = ""
+        """Others than its variant serve it, all of it or from some token on: the variant has no workers for it any
+        more, or none that can do what it asks for."""
 
     @property
     def elapsed(self) -> float:
@@ -141,6 +146,11 @@ class Timeline:
         """The route is chosen."""
         self._body.route, self._body.reason = kind, reason
         self.event("", f"route: {kind}")
+
+    def leaves_variant(self, error: PddError, to: str) -> None:
+        """Its variant has no workers for it, so another variant's serve it."""
+        self.elsewhere = "failed" if isinstance(error, NoRoute) else "incapable"
+        self.event("", f"leaves its variant: {to} serves it, {self._body.variant} cannot: {error.what}")
 
     def event(self, worker: object, what: str) -> None:
         """Something happened now at `worker` (its `pool/index` form)."""

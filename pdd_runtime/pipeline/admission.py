@@ -64,15 +64,19 @@ class Admission:
         plan: Plan,
         stock: Callable[[WorkerKey], Stock],
         clock: Callable[[], float] = now,
+        beside: Admission | None = None,
     ) -> None:
         """`view`: the workers, with what they have cached of a prompt, under a salt. `plan`: the route that a request
-        would take in a view. `stock`: what a worker has for KV."""
+        would take in a view. `stock`: what a worker has for KV. `beside`: another one of the same process, for requests
+        that take other workers: what is taken, and what is counted, is so by both together."""
         self._spec, self._view, self._plan, self._clock = graph.spec.admission, view, plan, clock
-        self.room = Room(graph, stock)
+        self.room: Room = beside.room if beside else Room(graph, stock)
         self.queue: FairQueue[_Asking] = FairQueue(graph.spec.admission.shares)
-        self.hit_rates = HitRates(graph.spec.slo.hit_rate_gap)
-        self.finishing = FinishingGuard(self.hit_rates, len(graph.frontends))
-        self.counts = AdmissionCounts()
+        self.hit_rates: HitRates = beside.hit_rates if beside else HitRates(graph.spec.slo.hit_rate_gap)
+        self.finishing: FinishingGuard = (
+            beside.finishing if beside else FinishingGuard(self.hit_rates, len(graph.frontends))
+        )
+        self.counts: AdmissionCounts = beside.counts if beside else AdmissionCounts()
         self._rate = DrainRate()
         self._look: asyncio.TimerHandle | None = None
         self._closed = False

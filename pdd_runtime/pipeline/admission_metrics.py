@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,9 @@ class AdmissionCounts:
 class AdmissionCollector(Collector):
     """Asked at each scrape."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    def __init__(self, *admissions: Admission) -> None:
+        """Those of one process; what they count is counted by all together."""
+        self._admission, self._admissions = admissions[0], admissions
         self._tenants: set[str] = {""}
 
     def collect(self) -> Iterable[Metric]:
@@ -47,11 +49,13 @@ class AdmissionCollector(Collector):
         yield from self._gaps()
 
     def _queue(self) -> Metric:
-        lengths = self._admission.queue.lengths()
+        lengths: collections.Counter[str] = collections.Counter()
+        for admission in self._admissions:
+            lengths.update(admission.queue.lengths())
         self._tenants |= lengths.keys()
         queue = GaugeMetricFamily("pdd_queue_length", "Requests that wait to be let in", labels=("tenant",))
         for tenant in sorted(self._tenants):
-            queue.add_metric((tenant,), lengths.get(tenant, 0))
+            queue.add_metric((tenant,), lengths[tenant])
         return queue
 
     def _pools(self) -> Iterable[Metric]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 from prometheus_client.registry import Collector
@@ -15,8 +16,9 @@ from pdd_runtime.errors import Cancelled, NoRoute
 from pdd_runtime.graph import Graph
 from pdd_runtime.observe import Timeline, Timelines
 from pdd_runtime.pipeline import deadlines
-from pdd_runtime.pipeline.admission import Admission, Admitted
+from pdd_runtime.pipeline.admission import Admitted
 from pdd_runtime.pipeline.admission_metrics import AdmissionCollector
+from pdd_runtime.pipeline.courses import Course, Courses
 from pdd_runtime.pipeline.direct import alone, direct
 from pdd_runtime.pipeline.edges import Edges
 from pdd_runtime.pipeline.finishing import finish_on_relay
@@ -24,7 +26,6 @@ from pdd_runtime.pipeline.links import Links
 from pdd_runtime.pipeline.output import Output
 from pdd_runtime.pipeline.part import Part
 from pdd_runtime.pipeline.peers import Peer, Peers
-from pdd_runtime.pipeline.planner import Planner
 from pdd_runtime.pipeline.relayed import Relayed
 from pdd_runtime.pipeline.request import Finish, SessionRequest
 from pdd_runtime.pipeline.session import Session
@@ -61,21 +62,11 @@ class Driver:
     ) -> None:
         """Raises `PluginError` for a policy or strategy that is not there or badly set, `GraphError` for a strategy
         that needs an edge which the graph lacks."""
-        spec = graph.spec
-        routing = plugins.routing(spec.routing.plugin)
-        handoff = plugins.handoff(spec.handoff.plugin)
-        policy = routing(plugins.configure(routing, spec.routing.config, "spec.routing.config"))
-        self._strategy: HandoffStrategy = handoff(
-            plugins.configure(handoff, spec.handoff.config, "spec.handoff.config")
-        )
         self._edges, self._links = Edges(graph), Links(graph)
-        if self._strategy.carries == "kv":
-            self._edges.require_relay_kv(self._strategy.name)
         self._graph, self._timelines = graph, timelines
         self._peers = Peers(discovery, greeting, lines, tls)
-        self._planner = Planner(policy, self._peers, self._edges, self._links, lambda: self._admission.finishing.view)
-        self._admission = Admission(graph, self._planner.view, self._route, self._planner.stock)
-        self._missing = set(spec.pools)
+        self._courses = Courses(graph, plugins, self._peers, self._edges, self._links, self._route)
+        self._missing = set(graph.spec.pools)
         """Pools of which no worker has been there yet."""
         self._began = now()
         self._sessions: dict[Session, asyncio.Task[None]] = {}
@@ -88,7 +79,8 @@ class Driver:
 
     async def close(self) -> None:
         """End all sessions, and all connections. Idempotent."""
-        self._admission.close()
+        for admission in self._courses.admissions:
+            admission.close()
         tasks = list(self._sessions.values())
         for session, task in self._sessions.items():
             error = Cancelled("the frontend is closing", where=f"request {session.id}", fix="send the request again")
@@ -124,11 +116,12 @@ class Driver:
         if self._missing:
             pools = ", ".join(sorted(self._missing))
             return "; ".join([f"no worker is ready yet in: {pools}", *self._troubles()])
-        try:
-            self._planner.route(_ANY)
-        except NoRoute as error:
-            return "; ".join([error.what, *self._troubles()])
-        return ""
+        why = ""
+        for course in self._courses:
+            if (lack := course.lacks(_ANY)) is None:
+                return ""
+            why = why or lack.what
+        return "; ".join([why, *self._troubles()])
 
     def workers(self) -> list[tuple[Member, Load]]:
         """Those that take new sessions, each with what it last said of its load."""
@@ -141,7 +134,7 @@ class Driver:
     @property
     def collectors(self) -> Iterable[Collector]:
         """What admission shows in `/metrics`."""
-        return (AdmissionCollector(self._admission),)
+        return (AdmissionCollector(*self._courses.admissions),)
 
     async def info(self) -> EngineInfo:
         """What the workers serve; waits for one. Raises `DeadlineExceeded`."""
@@ -176,8 +169,11 @@ class Driver:
 
     @asynccontextmanager
     async def _running(self, request: SessionRequest) -> AsyncGenerator[Output, None]:
-        timeline = self._timelines.begin(request.id, self._graph.name, len(request.tokens))
-        session, task = self._begin(request, timeline, await self._admission.admit(request, timeline))
+        timeline = self._timelines.begin(request.id, self._graph.name, len(request.tokens), variant=request.variant)
+        course = self._courses[request.variant]
+        if len(self._courses) > 1:
+            request, course = self._able(request, timeline)
+        session, task = self._begin(request, course, timeline, await course.admission.admit(request, timeline))
         try:
             yield session.output
         finally:
@@ -192,12 +188,26 @@ class Driver:
             if session.id == id:
                 session.stop()
 
+    def _able(self, request: SessionRequest, timeline: Timeline) -> tuple[SessionRequest, Course]:
+        """The request as that of a variant that has workers for it: its own, else the control, else any; its own where
+        none has."""
+        own = self._courses[request.variant]
+        asked = request if request.sampling.needs else _ANY
+        lack = own.lacks(asked)
+        if lack is None:
+            return request, own
+        for course in self._courses:
+            if course is not own and course.lacks(asked) is None:
+                timeline.leaves_variant(lack, course.name)
+                return msgspec.structs.replace(request, variant=course.name), course
+        return request, own
+
     def _begin(
-        self, request: SessionRequest, timeline: Timeline, admitted: Admitted
+        self, request: SessionRequest, course: Course, timeline: Timeline, admitted: Admitted
     ) -> tuple[Session, asyncio.Task[None]]:
         route = admitted.route
         try:
-            workers = self._planner.workers(route)
+            workers = course.planner.workers(route)
         except NoRoute as error:
             admitted.over()
             timeline.failed(error)
@@ -206,8 +216,8 @@ class Driver:
         tokens = len(request.tokens)
         log.info("request %s: route %s, %d prompt tokens: %s", request.id, route.kind, tokens, route.reason)
         recovery = self._graph.spec.recovery
-        session = Session(request, route, workers, self._planner, self._edges, timeline, recovery)
-        task = asyncio.create_task(session.run(self._flow), name=request.id)
+        session = Session(request, route, workers, course.planner, self._edges, timeline, recovery)
+        task = asyncio.create_task(session.run(partial(_flow, course.strategy)), name=request.id)
         self._sessions[session] = task
         admitted.begins(timeline)
 
@@ -226,20 +236,8 @@ class Driver:
         route = next((session.route for session in self._sessions if session.id == beside), None) if beside else None
         there = {None, *(worker.key for worker in view.workers)}
         if route is None or not there.issuperset((route.prefill, route.relay, route.main)):
-            return self._planner.within(request, view)
+            return self._courses[request.variant].planner.within(request, view)
         return msgspec.structs.replace(route, reason=f"beside {beside}, which has the same prompt: {route.reason}")
-
-    async def _flow(self, part: Part) -> None:
-        """By the workers that a session has, whether a route or a loss has left them to it."""
-        crew, route = part.session.crew, part.session.route
-        if route is not None and route.kind == "P-RLD":
-            await finish_on_relay(part)
-        elif "relay" in crew:
-            await Relayed(part, self._strategy).run()
-        elif "prefill" in crew:
-            await direct(part)
-        else:
-            await alone(part)
 
     async def _tell_sessions(self) -> None:
         """Those that wait for a worker look again when one has come or gone."""
@@ -254,3 +252,16 @@ class Driver:
 
     def _troubles(self) -> list[str]:
         return [f"{key}: {why}" for key, why in self._peers.troubles.items()]
+
+
+async def _flow(strategy: HandoffStrategy, part: Part) -> None:
+    """By the workers that a session has, whether a route or a loss has left them to it."""
+    crew, route = part.session.crew, part.session.route
+    if route is not None and route.kind == "P-RLD":
+        await finish_on_relay(part)
+    elif "relay" in crew:
+        await Relayed(part, strategy).run()
+    elif "prefill" in crew:
+        await direct(part)
+    else:
+        await alone(part)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pdd_runtime.errors import GraphError
 from pdd_runtime.graph import Graph
 from pdd_runtime.plugins.routing import EdgeView
@@ -29,11 +31,14 @@ class Edges:
                 return None if edge.transport is None else edge.transport.plugin
         raise GraphError(f"no edge carries kv from {source} to {target}")
 
-    def require_relay_kv(self, strategy: str) -> None:
-        """For a strategy that moves the relay's KV. Raises `GraphError` where a relay pool lacks the edge for it."""
+    def require_relay_kv(self, strategy: str, among: Collection[str] | None = None) -> None:
+        """For a strategy that moves the relay's KV. Raises `GraphError` where a relay pool lacks the edge for it.
+        `among`: the pools it is used with; None: all."""
         pools = self._graph.spec.pools
         for edge in self.views:
             if edge.carries != "tokens" or pools[edge.source].role != "relay":
+                continue
+            if among is not None and edge.source not in among:
                 continue
             try:
                 transport = self.transport(edge.source, edge.target)

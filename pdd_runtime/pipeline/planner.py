@@ -30,11 +30,18 @@ class Planner:
     """Plans over the workers that are there now."""
 
     def __init__(
-        self, policy: RoutingPolicy, peers: Peers, edges: Edges, links: Links, finishing: Callable[[], Finishing]
+        self,
+        policy: RoutingPolicy,
+        peers: Peers,
+        edges: Edges,
+        links: Links,
+        finishing: Callable[[], Finishing],
+        pools: frozenset[str] | None = None,
     ) -> None:
-        """`finishing`: what bounds requests that end on a relay."""
+        """`finishing`: what bounds requests that end on a relay. `pools`: those whose workers are taken as long as any
+        of them can; None: all of the graph."""
         self._policy, self._peers, self._edges, self._links = policy, peers, edges, links
-        self._finishing = finishing
+        self._finishing, self._pools = finishing, pools
         self._joined = {(edge.source, edge.target) for edge in edges.views}
 
     def route(self, request: SessionRequest) -> Route:
@@ -43,7 +50,11 @@ class Planner:
 
     def within(self, request: SessionRequest, view: ClusterView) -> Route:
         """The same, over the workers in the view."""
-        return plan_capable(self._policy, request.facts, view)
+        return plan_capable(self._policy, request.facts, self._own(view))
+
+    def foreign(self, keys: Collection[WorkerKey]) -> bool:
+        """One of these workers is in no pool that requests are planned for."""
+        return self._pools is not None and not self._pools.issuperset(key.pool for key in keys)
 
     def workers(self, route: Route) -> Workers:
         """Raises `NoRoute`: one is not there any more."""
@@ -81,7 +92,7 @@ class Planner:
             needs=needs(request, output),
             seed=request.lot,
         )
-        view = self.view(tokens, request.salt)
+        view = self._own(self.view(tokens, request.salt))
         others = tuple(worker for worker in view.workers if worker.key not in failed)
         refusal: NoRoute | RequestError | None = None
         for workers in (others, view.workers) if len(others) < len(view.workers) else (others,):
@@ -141,9 +152,18 @@ class Planner:
         return cached_tokens([peer], request.tokens, request.salt).get(peer.key, 0)
 
     def able(self, request: SessionRequest, output: Sequence[int], roles: Collection[str]) -> list[Peer]:
-        """Those of these roles that take sessions, and can go on with this one."""
+        """Those of these roles that take sessions, and can go on with this one; of other pools than its own only where
+        those have none: its user comes first."""
         facts = RequestFacts(prompt_tokens=0, max_tokens=0, needs=needs(request, output))
-        return [peer for peer in self._peers.ready if peer.member.role in roles and not lacking(facts, peer.view(0))]
+        able = [peer for peer in self._peers.ready if peer.member.role in roles and not lacking(facts, peer.view(0))]
+        return [peer for peer in able if not self.foreign((peer.key,))] or able
+
+    def _own(self, view: ClusterView) -> ClusterView:
+        """Its pools' part of a view."""
+        if self._pools is None:
+            return view
+        own = tuple([worker for worker in view.workers if worker.key.pool in self._pools])
+        return msgspec.structs.replace(view, workers=own)
 
     def _alone(self, request: SessionRequest, output: Sequence[int], failed: Collection[WorkerKey]) -> Workers | None:
         """One worker that goes on; with prefill where it computes no KV. A relay only until a main is there, so only

@@ -30,6 +30,8 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Lower ones are admitted earlier."""
     single: bool = False
     """Nothing will build on it: its KV need not be kept for a next turn."""
+    variant: str = ""
+    """Of the graph's, where it has several: whose policy, strategy and pools serve it."""
     beside: str = ""
     """The id of a request in flight with the same prompt. As long as that one runs and its workers are there, this one
     takes the same: what they have of the prompt, and what is on its way to them, is then there for both."""

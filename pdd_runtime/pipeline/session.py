@@ -220,6 +220,8 @@ class Session:
         """By somebody who does what those did that were lost."""
         if self._open:
             self.timeline.event("", f"goes on: {to}")
+            if self.planner.foreign(to.keys if isinstance(to, Crew) else (to.key,)):
+                self.timeline.elsewhere = "failed"
         for record in self._open:
             record.to = str(to)
         self._open.clear()
