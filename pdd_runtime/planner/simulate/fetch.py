@@ -10,9 +10,11 @@ from pdd_runtime.planner.simulate.ways import Transfer, Way
 
 
 class Fetch:
-    """The receiver has subscribed to what it lacks; it is sent as prefill makes it."""
+    """The receiver has subscribed to what it lacks; it is sent as prefill makes it, in whole blocks."""
 
-    __slots__ = ("_constant", "_events", "_position", "_subscribed", "_token", "_transfer", "hit", "size", "target")
+    __slots__ = (
+        "_block", "_constant", "_events", "_sent", "_subscribed", "_token", "_transfer", "hit", "size", "target",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -28,12 +30,12 @@ class Fetch:
         line, delay = way
         model = source.pool.model
         self.target, self.hit, self._events, self._token = target, hit, events, model.kv_token
-        self._constant = model.kv_constant
-        self._position = hit
+        self._block, self._constant = model.block, model.kv_constant
+        self._sent = hit - hit % model.block
         # The frontend asks the receiver, and the receiver the sender.
         self._subscribed = events.now + target.pool.delay + delay
-        lacking = prompt - hit
-        self.size = model.kv_bytes(lacking) if lacking > 0 else 0.0
+        lacks = hit < prompt
+        self.size = model.kv_bytes(self._blocks(prompt) - self._sent) if lacks else 0.0
         """Bytes in all."""
         self._transfer: Transfer | None = None
         if self.size:
@@ -43,19 +45,24 @@ class Fetch:
 
     def upto(self, position: int) -> None:
         """Prefill has so many leading tokens."""
-        if position > self._position and self.size:
-            self._send(self._token * (position - self._position))
-            self._position = position
+        whole = position - position % self._block
+        if whole > self._sent and self.size:
+            self._send(self._token * (whole - self._sent))
+            self._sent = whole
 
     def whole(self, prompt: int) -> None:
         """Prefill has all of it."""
         if self.size:
-            self._send(self._token * (prompt - self._position) + self._constant)
+            self._send(self._token * (self._blocks(prompt) - self._sent) + self._constant)
 
     def cancel(self) -> None:
         """It is not wanted any more."""
         if self._transfer is not None:
             self._transfer.cancel()
+
+    def _blocks(self, tokens: int) -> int:
+        """Tokens of the blocks in which so many lie."""
+        return tokens + -tokens % self._block
 
     def _send(self, nbytes: float) -> None:
         assert self._transfer is not None
