@@ -6,6 +6,7 @@ done when follows from the last change: `_steps` steps were done at `_boundary`,
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from heapq import heappop, heappush
 from math import ceil, floor, inf
@@ -24,8 +25,8 @@ class Answer(Protocol):
         """It is in the batch: its first token will be there at `first`, and the next ones `step` seconds apart, as long
         as nothing changes."""
 
-    def ended(self) -> None:
-        """All its tokens are made."""
+    def ended(self, longest: float) -> None:
+        """All its tokens are made, the slowest in a step of `longest` seconds."""
 
 
 class Sequence:
@@ -33,10 +34,11 @@ class Sequence:
 
     __slots__ = ("answer", "context", "extend", "joined", "since", "start", "target", "tokens")
 
-    def __init__(self, answer: Answer, context: int, extend: int, tokens: int, since: float) -> None:
+    def __init__(self, answer: Answer, context: int, extend: int, tokens: int) -> None:
         """`context`: tokens that are known. The last `extend` of them, at least one, are computed there first; `tokens`
         more are to be made."""
-        self.answer, self.context, self.extend, self.tokens, self.since = answer, context, extend, tokens, since
+        self.answer, self.context, self.extend, self.tokens = answer, context, extend, tokens
+        self.since = 0.0
         self.joined = False
         self.start = self.target = 0
         """Steps of the worker before it began and when it is to end."""
@@ -46,13 +48,18 @@ class DecodeWorker(Worker):
     """Relay, main or aggregated."""
 
     __slots__ = (
-        "_active", "_began", "_boundary", "_context", "_ends", "_numbers", "_queue", "_step", "_steps", "_wake",
+        "_active", "_began", "_boundary", "_computing", "_context", "_ends", "_numbers", "_queue", "_slow", "_step",
+        "_steps", "_wake",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, index: int) -> None:
         super().__init__(pool, index)
         self._queue: deque[Sequence] = deque()
+        self._computing: deque[Sequence] = deque()
+        """Those whose known tokens take more than one pass; the first one's pass is under way."""
         self._ends: list[tuple[int, int, Sequence]] = []
+        self._slow: list[tuple[int, float]] = []
+        """(step, seconds): of each step that none since was slower than. Times fall along the list."""
         self._active = 0
         self._context = 0
         """Tokens of all that are in the batch."""
@@ -73,19 +80,24 @@ class DecodeWorker(Worker):
 
     def decode(self, answer: Answer, context: int, extend: int, tokens: int) -> Sequence:
         """Go on behind `context` tokens, of which the last `extend` are computed first."""
-        sequence = Sequence(answer, context, extend, tokens, self.events.now)
-        if self._active < self.pool.model.batch_limit and not self._queue:
-            self._join(sequence)
-        else:
-            self._queue.append(sequence)
+        sequence = Sequence(answer, context, extend, tokens)
+        self.enqueue(sequence)
         return sequence
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """The same, for one that has been made before."""
+        sequence.since = self.events.now
+        if self._queue or self._active + len(self._computing) >= self.pool.model.batch_limit:
+            self._queue.append(sequence)
+        else:
+            self._enter(sequence)
 
     def extend(self, context: int, tokens: int) -> float:
         """Compute the last `tokens` of `context` known ones, beside what is decoded. Returns when it is done."""
         self._advance()
         now, model = self.events.now, self.pool.model
         if self._active:
-            self._boundary += self._extra(context, tokens)
+            self._delay(self._extra(context, tokens))
             done = self._boundary + self._step
             self._reschedule()
         else:
@@ -99,8 +111,12 @@ class DecodeWorker(Worker):
         """Its tokens so far."""
         if not sequence.joined:
             return 0
-        behind = self.events.now - self._boundary
-        steps = self._steps + floor(behind / self._step + _SLACK) if behind >= -_SLACK * self._step else self._steps - 1
+        now, slack = self.events.now, _SLACK * self._step
+        behind = now - self._boundary
+        if behind >= -slack:
+            steps = self._steps + floor(behind / self._step + _SLACK)
+        else:
+            steps = self._steps - (now < self._began - slack)
         return min(max(0, steps - sequence.start), sequence.target - sequence.start)
 
     def when(self, sequence: Sequence, tokens: int) -> float:
@@ -124,27 +140,59 @@ class DecodeWorker(Worker):
             self._fill()
         elif sequence in self._queue:
             self._queue.remove(sequence)
+        elif sequence in self._computing:
+            self._computing.remove(sequence)
 
     def fail(self) -> None:
-        """It is dead."""
-        self.epoch += 1
+        """It is dead, and begins anew with nothing."""
+        super().fail()
         self._queue.clear()
+        self._computing.clear()
         self._ends.clear()
+        self._slow.clear()
         self._active = self._context = 0
         self._wake = inf
-        self.cache.clear()
 
     # The batch
 
+    def _enter(self, sequence: Sequence) -> None:
+        if sequence.extend <= self.pool.model.chunk:
+            self._join(sequence)
+            return
+        self._computing.append(sequence)
+        if len(self._computing) == 1:
+            self._pass(self.epoch)
+
+    def _pass(self, epoch: int) -> None:
+        """The next chunk of the oldest of those whose known tokens take several passes."""
+        computing, model = self._computing, self.pool.model
+        if epoch != self.epoch or not computing:
+            return
+        sequence = computing[0]
+        if sequence.extend <= model.chunk:
+            computing.popleft()
+            self._join(sequence)
+        else:
+            self._advance()
+            at = sequence.context - sequence.extend + model.chunk
+            sequence.extend -= model.chunk
+            if self._active:
+                self._delay(self._extra(at, model.chunk))
+                self._reschedule()
+            else:
+                seconds = model.latency.prefill(model.chunk, at - model.chunk)
+                self.pool.busy += seconds
+                self._boundary = max(self.events.now, self._boundary) + seconds
+        if computing:
+            self.events.push(self._boundary + (self._step if self._active else 0.0), self._pass, epoch)
+
     def _join(self, sequence: Sequence) -> None:
-        now = self.events.now
         self._advance()
-        late = now > self._began + _SLACK * self._step
+        late = self._active > 0 and self.events.now > self._began + _SLACK * self._step
         self._active += 1
         self._context += sequence.context
         self._price()
-        if sequence.extend > 1:
-            self._boundary += self._extra(sequence.context, sequence.extend)
+        self._delay(self._extra(sequence.context, sequence.extend) if sequence.extend > 1 else 0.0)
         sequence.joined = True
         sequence.start = self._steps + late
         sequence.target = sequence.start + sequence.tokens
@@ -153,18 +201,32 @@ class DecodeWorker(Worker):
         self._reschedule()
         sequence.answer.begun(self._boundary + (1 + late) * self._step + self.pool.model.overhead, self._step)
 
+    def _delay(self, seconds: float) -> None:
+        """The next step takes so much longer."""
+        self._boundary += seconds
+        slow, took = self._slow, self._boundary - self._began + self._step
+        while slow and slow[-1][1] <= took:
+            slow.pop()
+        slow.append((self._steps + 1, took))
+
+    def _longest(self, sequence: Sequence) -> float:
+        """The slowest step in which one of its tokens was made, its first apart."""
+        place = bisect_left(self._slow, (sequence.start + 2,))
+        return self._slow[place][1] if place < len(self._slow) else self._step
+
     def _leave(self, sequence: Sequence) -> None:
         sequence.joined = False
         self._active -= 1
-        made = self._steps - sequence.start
-        self._context -= sequence.context + max(0, made)
+        self._context -= sequence.context + max(0, self._steps - sequence.start)
         self.pool.request_time.add((self.events.now - sequence.since) / self.pool.model.batch_limit, 1)
 
     def _fill(self) -> None:
         if self._active:
             self._price()
-        while self._queue and self._active < self.pool.model.batch_limit:
-            self._join(self._queue.popleft())
+        elif self._slow:
+            self._slow.clear()
+        while self._queue and self._active + len(self._computing) < self.pool.model.batch_limit:
+            self._enter(self._queue.popleft())
         self._reschedule()
 
     def _advance(self) -> None:
@@ -230,8 +292,8 @@ class DecodeWorker(Worker):
         while ends and ends[0][0] <= steps:
             target, _, sequence = heappop(ends)
             if sequence.joined and sequence.target == target:
+                over.append((sequence, self._longest(sequence)))
                 self._leave(sequence)
-                over.append(sequence)
         self._fill()
-        for sequence in over:
-            sequence.answer.ended()
+        for sequence, longest in over:
+            sequence.answer.ended(longest)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pdd_runtime.planner.content import extended
-from pdd_runtime.planner.simulate.decode import DecodeWorker
+from pdd_runtime.planner.session import Turn
+from pdd_runtime.planner.simulate.decode import DecodeWorker, Sequence
 from pdd_runtime.planner.simulate.fetch import Fetch
 from pdd_runtime.planner.simulate.pool import Worker
 from pdd_runtime.planner.simulate.prefill import PrefillWorker
+from pdd_runtime.plugins.routing import Route
 
 if TYPE_CHECKING:
     from pdd_runtime.planner.simulate.visit import Visit
@@ -17,44 +19,94 @@ if TYPE_CHECKING:
 
 
 class Flight:
-    """P-MD: prefill gives the first token, main the others when it has the prompt's KV."""
+    """P-MD: prefill gives the first token, main the others when it has the prompt's KV.
 
-    kind = "P-MD"
+    One that has lost a worker may be followed by another, which goes on behind the tokens that the user has: to it
+    those are part of the prompt. What is measured goes with it."""
 
     __slots__ = (
-        "due", "first_at", "gap", "known", "last_at", "longest", "main", "main_cached", "main_fetch", "main_tokens",
-        "max_tokens", "number", "prefill", "prefill_cached", "prompt", "ready", "relay_tokens", "second_at", "spans",
-        "tenth_at", "turn", "visit", "world",
+        "asked_at", "before", "decoding", "due", "edge", "first_at", "gap", "known", "last_at", "longest", "main",
+        "main_at", "main_cached", "main_fetch", "main_need", "main_time", "main_tokens", "max_tokens", "missing",
+        "number", "over", "pinned", "prefill", "prefill_cached", "prefill_need", "prefill_tokens", "promised",
+        "prompt", "ready", "relay_tokens", "route", "second_at", "spans", "tenth_at", "turn", "visit",
+        "way_time", "world",
     )  # fmt: skip
 
-    def __init__(self, world: World, visit: Visit) -> None:
-        self.world, self.visit, self.number, self.turn, self.due = world, visit, visit.number, visit.turn, visit.due
+    def __init__(self, world: World, visit: Visit, route: Route, lost: Flight | None = None) -> None:
+        """`lost`: the one that it follows."""
         turn = visit.turn
-        self.prompt, self.max_tokens, self.spans = turn.prompt, turn.output, turn.spans
+        self.world, self.visit, self.number, self.turn, self.due = world, visit, visit.number, turn, visit.due
+        self.asked_at = world.events.now
         self.known = 0
         """Output tokens that the user has, as far as they are counted one by one."""
-        self.ready = False
-        """Main has the prompt's KV, and the driver knows."""
-        self.relay_tokens = self.main_tokens = 0
-        self.prefill_cached = 0
-        self.first_at = self.last_at = 0.0
-        self.second_at: float | None = None
-        self.tenth_at: float | None = None
-        self.gap: float | None = None
-        self.longest: float | None = None
+        self.ready = self.over = self.pinned = False
+        self.missing = 0
+        """Tokens of the prompt that main has to compute, since nobody could send their KV."""
+        self.promised = 0.0
+        self.main_time = self.way_time = 0.0
+        """Seconds in main, and from its admission until main was asked."""
+        self.decoding: Sequence | None = None
+        self.gap: float | None
+        self.longest: float | None
+        self.second_at: float | None
+        self.tenth_at: float | None
+        if lost is None:
+            self.prompt, self.max_tokens, self.spans = turn.prompt, turn.output, turn.spans
+            self.before = self.relay_tokens = self.main_tokens = self.prefill_tokens = self.prefill_cached = 0
+            self.first_at = self.last_at = 0.0
+            self.second_at = self.tenth_at = self.gap = self.longest = None
+            self.route = route
+            """As it was admitted."""
+            return
+        left = lost.left
+        self.before = turn.output - left.output
+        self.prompt, self.max_tokens, self.spans = left.prompt, left.output, left.spans
+        self.relay_tokens, self.main_tokens = lost.relay_tokens, lost.main_tokens
+        self.prefill_tokens, self.prefill_cached = lost.prefill_tokens, lost.prefill_cached
+        self.first_at, self.second_at, self.tenth_at = lost.first_at, lost.second_at, lost.tenth_at
+        self.last_at, self.gap, self.longest, self.route = lost.last_at, lost.gap, lost.longest, lost.route
+
+    @property
+    def left(self) -> Turn:
+        """What is left to do, as a request of its own."""
+        before = self.before + self.known
+        spans = extended(self.turn.spans, before)
+        return self.turn._replace(fresh=self.turn.fresh + before, output=self.turn.output - before, spans=spans)
 
     # Where it goes
 
     def start(self, prefill: PrefillWorker, main: DecodeWorker) -> None:
         """Its session begins."""
         self.prefill, self.main = prefill, main
+        self._take_prefill(prefill)
+        self._take_main(main)
+        self._fetch_to_main(prefill, main)
+        self._reach(prefill, self._prefill_begins)
+
+    def _take_prefill(self, prefill: PrefillWorker) -> None:
+        need = self.prompt - self.world.views.hits[prefill.key]
         prefill.requests += 1
-        main.requests += 1
+        prefill.tokens += need
+        self.prefill_need = need
+
+    def _take_main(self, main: DecodeWorker) -> None:
         world = self.world
-        way = world.ways.between(prefill.pool.name, main.pool.name)
-        hit = self.main_cached = min(main.cache.hit(self.spans), self.prompt)
-        self.main_fetch = Fetch(world.events, prefill, main, way, self.prompt, hit, self.arrived)
-        self._reach(prefill, prefill.add, self)
+        self.main_cached = hit = world.views.hits[main.key]
+        need = self.prompt - hit + int(min(self.max_tokens, world.admission.answer))
+        main.requests += 1
+        main.tokens += need
+        self.main_need = need
+
+    def _fetch_to_main(self, prefill: PrefillWorker, main: DecodeWorker) -> None:
+        world = self.world
+        source, target = prefill.pool.name, main.pool.name
+        fetch = self.main_fetch = Fetch(
+            world.events, prefill, main, world.ways.between(source, target), self.prompt, self.main_cached, self.arrived
+        )
+        self.edge = edge = world.ways.edge(source, target)
+        if edge is not None and fetch.size:
+            self.promised = fetch.size
+            world.admission.promised[edge] += fetch.size
 
     def _reach(self, worker: Worker, call: Callable[..., object], *args: object) -> None:
         """The driver tells a worker, or the other way round."""
@@ -64,10 +116,15 @@ class Flight:
         else:
             call(*args)
 
+    def _prefill_begins(self) -> None:
+        if not self.over:
+            self.prefill.add(self)
+
     # What prefill says
 
     def begins(self, cached: int) -> None:
-        self.prefill_cached = cached
+        if not self.before:
+            self.prefill_cached = cached
         if self.world.overlap:
             self.main_fetch.upto(cached)
 
@@ -86,56 +143,102 @@ class Flight:
 
     def first_token(self) -> None:
         """It is there."""
-        self.first_at = self.last_at = self.world.events.now
+        if self.over:
+            return
+        self._user_gets_first(self.world.events.now)
+        self.prefill_tokens += 1
         self.known = 1
-        self.prefill.requests -= 1
-        self.world.less()
-        self.first_token_known()
-
-    def first_token_known(self) -> None:
+        self._leave_prefill()
+        self.world.admission.less()
         if self.max_tokens == 1:
             self.finish()
-        if self.ready:
-            self._go_on()
+        self.go_on()
+
+    def _user_gets_first(self, at: float) -> None:
+        """Of this worker's; the user has had some before where a worker was lost."""
+        if self.before:
+            self._user_gets(at, 0.0, 1)
+        else:
+            self.first_at = at
+        self.last_at = at
+
+    def _user_gets(self, at: float, step: float, tokens: int) -> None:
+        """The next `tokens`, the first of them at `at`, if nothing changes."""
+        self._waited(at - self.last_at)
+        have = self.before + self.known
+        if have == 1:
+            self.second_at = at
+        if have < 10 <= have + tokens:
+            self.tenth_at = at + (9 - have) * step
+
+    def _waited(self, seconds: float) -> None:
+        """Between two tokens."""
+        if self.longest is None or seconds > self.longest:
+            self.longest = seconds
+
+    def _leave_prefill(self) -> None:
+        self.prefill.requests -= 1
+        self.prefill.tokens -= self.prefill_need
+        self.prefill_need = -1
 
     # What main says
 
     def arrived(self) -> None:
         """Its KV is at main."""
-        self.main.cache.take(self.spans)
+        if self.over:
+            return
+        self._keep_promise()
+        cache = self.main.cache
+        # Where there is plenty of room, nothing that is in use will have to go.
+        self.pinned = 2 * cache.used > cache.capacity
+        cache.take(self.spans, self.pinned)
         self._reach(self.main, self.main_ready)
 
-    def main_ready(self) -> None:
-        self.ready = True
-        if self.known:
-            self._go_on()
+    def _keep_promise(self) -> None:
+        if self.promised:
+            assert self.edge is not None
+            self.world.admission.promised[self.edge] -= self.promised
+            self.promised = 0.0
 
-    def _go_on(self) -> None:
-        if self.max_tokens == 1:
-            self.settled()
-        else:
-            self._reach(self.main, self.main_decodes)
+    def main_ready(self) -> None:
+        """The driver knows."""
+        if not self.over:
+            self.ready = True
+            self.go_on()
+
+    def go_on(self) -> None:
+        """With main, when it has the KV and the first token is known."""
+        if self.known and self.ready:
+            if self.max_tokens > 1:
+                self._reach(self.main, self.main_decodes)
+            else:
+                self.settled()
 
     def main_decodes(self) -> None:
-        self.main.decode(self, self.prompt + 1, 1, self.max_tokens - 1)
+        if self.over:
+            return
+        self.way_time = self.world.events.now - self.asked_at
+        context = self.prompt + self.known
+        self.decoding = self.main.decode(self, context, self.missing + 1, self.max_tokens - self.known)
 
     def begun(self, first: float, step: float) -> None:
-        at = first + self.main.pool.delay
-        self.second_at = at
-        gap = at - self.last_at
-        self.longest = gap if gap > step else step
-        if self.max_tokens >= 10:
-            self.tenth_at = at + 8 * step
+        self.main_at = first + self.main.pool.delay
+        self._user_gets(self.main_at, step, self.max_tokens - self.known)
 
-    def ended(self) -> None:
+    def ended(self, longest: float) -> None:
         """Main has made its last token."""
-        self.main_tokens = self.max_tokens - 1 - self.relay_tokens
+        if self.max_tokens - self.known > 1:
+            self._waited(longest)
+        self.main_tokens += self.max_tokens - self.known
         self._reach(self.main, self.answered)
 
     def answered(self) -> None:
-        self.last_at = self.world.events.now
-        self.finish()
-        self.settled()
+        if not self.over:
+            now = self.world.events.now
+            self.last_at = now
+            self.main_time = now - self.main_at
+            self.finish()
+            self.settled()
 
     # The end
 
@@ -145,6 +248,63 @@ class Flight:
 
     def settled(self) -> None:
         """Main has the KV of all, and the session needs it no more."""
-        self.main.cache.take(extended(self.spans, self.max_tokens))
-        self.main.requests -= 1
+        if self.over:
+            return
+        self.over = True
+        main = self.main
+        if self.pinned:
+            main.cache.release(self.spans)
+        main.cache.take(extended(self.spans, self.max_tokens))
+        self._leave_main()
         self.world.ended(self)
+
+    def _leave_main(self) -> None:
+        self.main.requests -= 1
+        self.main.tokens -= self.main_need
+
+    # When a worker is lost
+
+    def lost(self, worker: Worker) -> None:
+        """It has lost that worker, if it needs it still."""
+        if worker is self.main or (worker is self.prefill and not self.known):
+            self._count_main()
+            self.give_up(worker)
+            self.world.resume(self)
+        elif worker is self.prefill and self.promised:
+            self._fetch_again()
+
+    def _count_main(self) -> None:
+        if self.decoding is not None:
+            made = self.main.made(self.decoding)
+            self.main_tokens += made
+            self.known += made
+            if made:
+                self.last_at = self.world.events.now
+
+    def give_up(self, worker: Worker) -> None:
+        """Leave all workers but `worker`, which is dead and knows nothing any more."""
+        self.over = True
+        self.main_fetch.cancel()
+        self._keep_promise()
+        if self.prefill is not worker and self.prefill_need >= 0:
+            self.prefill.remove(self)
+            self._leave_prefill()
+        if self.main is not worker:
+            if self.pinned:
+                self.main.cache.release(self.spans)
+            self._leave_main()
+
+    def _fetch_again(self) -> None:
+        """The KV of its prompt has not crossed, and who sent it is lost: somebody else may have it, or main computes
+        it."""
+        self.main_fetch.cancel()
+        self._keep_promise()
+        holder = self.world.holder(self.spans, self.main)
+        there = holder.cache.hit(self.spans) if holder is not None else 0
+        if holder is None or there <= self.main_cached:
+            self.missing = self.prompt - self.main_cached
+            self.arrived()
+            return
+        self.missing = max(0, self.prompt - there)
+        self._fetch_to_main(holder, self.main)
+        self.main_fetch.whole(self.prompt)

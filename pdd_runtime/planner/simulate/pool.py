@@ -51,8 +51,8 @@ class Pool:
         self.token_time, self.request_time = Spent(), Spent()
         self.busy = 0.0
         """Seconds in which its workers computed, all together."""
-        self.prompt_tokens = self.cached_tokens = 0
-        """Of the requests that were measured."""
+        self.most = self.most_waiting = self.most_tokens = 0
+        """What each worker takes at once: requests, requests in its engine's own queue, tokens. Admission's."""
 
 
 class Worker:
@@ -70,6 +70,13 @@ class Worker:
         self.tokens = 0
         """That those will need there, as admission reckons."""
         self.alive = True
+
+    def fail(self) -> None:
+        """It is dead. What comes back in its place has nothing."""
+        self.epoch += 1
+        self.key = WorkerKey(self.pool.name, self.index, str(self.epoch))
+        self.requests = self.tokens = 0
+        self.cache.clear()
 
     @property
     def running(self) -> int:

@@ -12,9 +12,12 @@ from pdd_runtime.planner.simulate.pool import Pool, Worker
 class Prompt(Protocol):
     """Whose prompt is computed."""
 
-    prompt: int
-    """Tokens."""
-    spans: Spans
+    @property
+    def prompt(self) -> int:
+        """Tokens."""
+
+    @property
+    def spans(self) -> Spans: ...
 
     def begins(self, cached: int) -> None:
         """Its first pass begins; so many leading tokens were there."""
@@ -61,12 +64,10 @@ class PrefillWorker(Worker):
             self._next()
 
     def fail(self) -> None:
-        """It is dead; what it computed is lost."""
-        self.epoch += 1
+        super().fail()
         self._jobs.clear()
         self._queue.clear()
         self._passing = False
-        self.cache.clear()
 
     def remove(self, prompt: Prompt) -> None:
         """It is not wanted any more."""

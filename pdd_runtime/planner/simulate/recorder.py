@@ -24,7 +24,7 @@ class Recorder:
         self.routes: dict[str, int] = {}
         self.begins: Callable[[], None] = _nothing
         """Called when the first that is measured is sent."""
-        self.rejected = 0
+        self.rejected = self.failed = 0
         self.answered = 0
         self.began = float("inf")
         """When the first that is measured was sent."""
@@ -63,7 +63,7 @@ class Recorder:
         self.open -= 1
         self.answered += 1
         due, first, last = flight.due, flight.first_at, flight.last_at
-        more = flight.max_tokens - 1
+        more = flight.turn.output - 1
         values = self._values
         ttft = first - due
         tpot = (last - first) / more if more else None
@@ -86,14 +86,13 @@ class Recorder:
             values["handoff_gap"].append(flight.gap)
         if last > self.last:
             self.last = last
-        routes, kind = self.routes, flight.kind
+        routes, kind = self.routes, flight.route.kind
         routes[kind] = routes.get(kind, 0) + 1
         tokens = self.tokens
-        if kind != "A":
-            tokens["prefill"] += 1
+        tokens["prefill"] += flight.prefill_tokens
         tokens["relay"] += flight.relay_tokens
         tokens["main"] += flight.main_tokens
-        self.prompt_tokens += flight.prompt
+        self.prompt_tokens += flight.turn.prompt
         cached = self.cached
         cached["prefill"] += flight.prefill_cached
         cached["main"] += flight.main_cached
@@ -106,8 +105,8 @@ class Recorder:
                     session=flight.visit.session.number,
                     turn=flight.number,
                     due=due,
-                    prompt=flight.prompt,
-                    output=flight.max_tokens,
+                    prompt=flight.turn.prompt,
+                    output=flight.turn.output,
                     route=kind,
                     prefill_cached=flight.prefill_cached,
                     main_cached=flight.main_cached,
@@ -126,6 +125,15 @@ class Recorder:
         """One that is measured was refused."""
         self.open -= 1
         self.rejected += 1
+        self._unanswered(visit)
+
+    def gave_up(self, visit: Visit) -> None:
+        """One that is measured has lost its workers, and no others came."""
+        self.open -= 1
+        self.failed += 1
+        self._unanswered(visit)
+
+    def _unanswered(self, visit: Visit) -> None:
         if self._observe is not None:
             turn, nothing = visit.turn, (None,) * (len(METRICS) + 1)
             asked = (visit.session.number, visit.number, visit.due, turn.prompt, turn.output)

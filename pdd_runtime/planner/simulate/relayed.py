@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from pdd_runtime.planner.simulate.decode import DecodeWorker, Sequence
 from pdd_runtime.planner.simulate.fetch import Fetch
 from pdd_runtime.planner.simulate.flight import Flight
+from pdd_runtime.planner.simulate.pool import Worker
 from pdd_runtime.planner.simulate.prefill import PrefillWorker
 from pdd_runtime.plugins.handoff import HandoffView
+from pdd_runtime.plugins.routing import Route
 
 if TYPE_CHECKING:
     from pdd_runtime.planner.simulate.visit import Visit
@@ -26,8 +28,8 @@ class Relaying:
     def begun(self, first: float, step: float) -> None:
         self._flight.relay_begun(first, step)
 
-    def ended(self) -> None:
-        self._flight.relay_ended()
+    def ended(self, longest: float) -> None:
+        self._flight.relay_ended(longest)
 
 
 class Relayed(Flight):
@@ -35,31 +37,40 @@ class Relayed(Flight):
     has ended, the relay has stopped, and, while the strategy waits with nothing else under way, at each of the relay's
     tokens. Before main is ready no strategy may do anything."""
 
-    kind = "P-RLD-MD"
-
     __slots__ = (
-        "bound", "extending", "last_outstanding", "main_known", "relay", "relay_fetch", "relay_first", "relay_there",
-        "relaying", "rounds", "sealed", "step", "stopped",
+        "bound", "committed", "extending", "last_outstanding", "main_known", "mains", "relay", "relay_fetch",
+        "relay_need", "relay_there", "relaying", "rounds", "sealed", "stopped",
     )  # fmt: skip
 
-    def __init__(self, world: World, visit: Visit) -> None:
-        super().__init__(world, visit)
+    def __init__(self, world: World, visit: Visit, route: Route, lost: Flight | None = None) -> None:
+        super().__init__(world, visit, route, lost)
         self.relaying: Sequence | None = None
-        self.stopped = self.relay_there = self.extending = False
+        self.stopped = self.relay_there = self.extending = self.committed = False
         self.sealed: int | None = None
         self.main_known = self.rounds = 0
         self.last_outstanding: int | None = None
         self.bound = self.max_tokens
-        self.step = 0.0
+        self.mains = 0
+        """Mains that were lost."""
 
     def start_relayed(self, prefill: PrefillWorker, relay: DecodeWorker, main: DecodeWorker) -> None:
-        self.relay = relay
-        relay.requests += 1
-        world = self.world
-        way = world.ways.between(prefill.pool.name, relay.pool.name)
-        hit = min(relay.cache.hit(self.spans), self.prompt)
-        self.relay_fetch = Fetch(world.events, prefill, relay, way, self.prompt, hit, self.relay_arrived)
+        """Its session begins."""
+        self.prefill = prefill
+        self._take_relay(prefill, relay)
         self.start(prefill, main)
+
+    def _take_relay(self, prefill: PrefillWorker, relay: DecodeWorker) -> None:
+        self.relay = relay
+        world = self.world
+        hit = world.views.hits[relay.key]
+        need = self.prompt - hit + int(min(self.max_tokens, world.admission.answer))
+        relay.requests += 1
+        relay.tokens += need
+        self.relay_need = need
+        way = world.ways.between(prefill.pool.name, relay.pool.name)
+        self.relay_fetch = Fetch(world.events, prefill, relay, way, self.prompt, hit, self.relay_arrived)
+
+    # What prefill says
 
     def begins(self, cached: int) -> None:
         if self.world.overlap:
@@ -75,66 +86,70 @@ class Relayed(Flight):
         self.relay_fetch.whole(self.prompt)
         super().prefilled()
 
-    def relay_arrived(self) -> None:
-        """Its KV is at the relay."""
-        self.relay.cache.take(self.spans)
-        self._reach(self.relay, self._relay_ready)
-
-    def _relay_ready(self) -> None:
-        self.relay_there = True
-        if self.known:
-            self._relay_begins()
-
-    def first_token_known(self) -> None:
+    def go_on(self) -> None:
+        """As far as it can: the first token is known, or main is ready."""
+        if not self.known:
+            return
         if self.max_tokens == 1:
             self.stopped = True
-            self.finish()
-        if self.relay_there:
+        if self.relay_there and self.relaying is None:
             self._relay_begins()
         if self.ready:
             self.ask()
 
+    # The relay
+
+    def relay_arrived(self) -> None:
+        """Its KV is at the relay."""
+        if not self.over:
+            self.relay.cache.take(self.spans)
+            self._reach(self.relay, self._relay_ready)
+
+    def _relay_ready(self) -> None:
+        self.relay_there = True
+        if self.known and self.relaying is None:
+            self._relay_begins()
+
     def _relay_begins(self) -> None:
-        if self.stopped:
+        if self.stopped or self.over:
             return
         limit = self.world.strategy.relay_bound(self._load)
         if limit is not None:
             self.bound = min(self.max_tokens, 1 + limit)
         if self.sealed is not None:
             self.bound = min(self.bound, self.sealed)
-        if self.bound > 1:
+        if self.bound > self.known:
             self._reach(self.relay, self._relay_decodes)
         else:
             self._relay_stops()
 
     def _relay_decodes(self) -> None:
-        if not self.stopped:
-            self.relaying = self.relay.decode(Relaying(self), self.prompt + 1, 1, self.bound - 1)
-
-    # What the relay says
+        if not self.stopped and not self.over:
+            known = self.known
+            relaying = self.relaying = Sequence(Relaying(self), self.prompt + known, known, self.bound - known)
+            self.relay.enqueue(relaying)
 
     def relay_begun(self, first: float, step: float) -> None:
         at = first + self.relay.pool.delay
-        self.second_at = at
-        gap = at - self.first_at
-        self.longest = gap if gap > step else step
-        self.step = step
-        self.relay_first = at
-        if self.bound >= 10:
-            self.tenth_at = at + 8 * step
+        self._user_gets(at, step, self.bound - self.known)
         if self.ready and self.sealed is None:
             self.world.events.push(at, self.ask)
 
-    def relay_ended(self) -> None:
+    def relay_ended(self, longest: float) -> None:
         """It has made its last token."""
+        assert self.relaying is not None
+        if self.relaying.tokens > 1:
+            self._waited(longest)
         self._reach(self.relay, self._relay_stops)
 
     def _relay_stops(self) -> None:
-        self.stopped = True
-        if self.relaying is not None:
-            self.relay_tokens = self.relaying.tokens
-            self.known = 1 + self.relay_tokens
+        if self.stopped or self.over:
+            return
+        relaying = self.relaying
+        if relaying is not None:
+            self._count_relay(relaying.tokens)
             self.last_at = self.world.events.now
+        self.stopped = True
         if self.known >= self.max_tokens:
             self.finish()
             if self.ready and not self.extending:
@@ -144,18 +159,21 @@ class Relayed(Flight):
         elif self.ready:
             self.ask()
 
-    # What main says
+    def _count_relay(self, made: int) -> None:
+        """It has made so many since it began."""
+        assert self.relaying is not None
+        known = self.relaying.context - self.prompt + made
+        self.relay_tokens += known - self.known
+        self.known = known
 
-    def main_ready(self) -> None:
-        self.ready = True
-        if self.known:
-            self.ask()
+    # The handoff
 
     def ask(self) -> None:
         """What the strategy makes of things as they are."""
-        if self.sealed is not None:
+        if self.sealed is not None or self.over or not self.ready:
             return
-        self._count()
+        if not self.stopped and self.relaying is not None:
+            self._count_relay(self.relay.made(self.relaying))
         if self.known >= self.max_tokens:
             if self.stopped and not self.extending:
                 self._settle()
@@ -163,7 +181,7 @@ class Relayed(Flight):
         step = self.world.strategy.step(
             HandoffView(
                 known=self.known,
-                relay_tokens=self.known - 1,
+                relay_tokens=self.relay_tokens,
                 main_ready=True,
                 main_known=self.main_known,
                 extending=self.extending,
@@ -177,23 +195,29 @@ class Relayed(Flight):
             tokens = min(step.tokens, self.known)
             if not self.extending and tokens > self.main_known:
                 self.extending = True
-                self._reach(self.main, self._extend, tokens, self.known - self.main_known)
+                self._reach(self.main, self._extend, tokens, self.known - self.main_known, self.mains)
         elif step.kind == "seal":
             self._seal(max(step.tokens, self.known))
-        elif step.kind == "wait" and not self.extending and not self.stopped and self._makes_tokens:
-            at = self._next_token + self.relay.pool.delay
-            events = self.world.events
-            events.push(max(at, events.now + self.step * 0.01), self.ask)
+        elif step.kind == "wait" and not self.extending and not self.stopped:
+            self._ask_at_next_token()
 
-    def _extend(self, tokens: int, outstanding: int) -> None:
-        done = self.main.extend(self.prompt + tokens, tokens - self.main_known)
-        self.world.events.push(done + self.main.pool.delay, self._extended, tokens, outstanding)
+    def _ask_at_next_token(self) -> None:
+        relaying = self.relaying
+        if relaying is not None and relaying.joined:
+            at = self.relay.when(relaying, self.known + 1 - (relaying.context - self.prompt))
+            self.world.events.push(max(self.world.events.now, at) + self.relay.pool.delay, self.ask)
 
-    def _extended(self, tokens: int, outstanding: int) -> None:
-        self.main_known, self.last_outstanding = tokens, outstanding
-        self.rounds += 1
-        self.extending = False
-        self.ask()
+    def _extend(self, tokens: int, outstanding: int, mains: int) -> None:
+        if mains == self.mains and not self.over:
+            done = self.main.extend(self.prompt + tokens, self.missing + tokens - self.main_known)
+            self.world.events.push(done + self.main.pool.delay, self._extended, tokens, outstanding, mains)
+
+    def _extended(self, tokens: int, outstanding: int, mains: int) -> None:
+        if mains == self.mains:
+            self.main_known, self.last_outstanding, self.missing = tokens, outstanding, 0
+            self.rounds += 1
+            self.extending = False
+            self.ask()
 
     def _seal(self, tokens: int) -> None:
         if self.stopped:
@@ -202,68 +226,162 @@ class Relayed(Flight):
         if not 0 < tokens < self.max_tokens:
             return
         self.sealed = tokens
+        relaying = self.relaying
         if self.stopped:
             self._drained()
-        elif self.relaying is not None:
-            if tokens > self.known:
-                self.relay.stop_at(self.relaying, tokens - 1)
-            else:
-                self.relay.remove(self.relaying)
-                self.relaying.tokens = self.known - 1
-                self._relay_stops()
-        elif tokens <= self.known:
+        elif relaying is None:
+            self._relay_stops()
+        elif tokens > self.known:
+            self.relay.stop_at(relaying, tokens - (relaying.context - self.prompt))
+        else:
+            self.relay.remove(relaying)
+            relaying.tokens = tokens - (relaying.context - self.prompt)
             self._relay_stops()
 
     def _drained(self) -> None:
         """All that main must know is known."""
-        self._reach(self.main, self.main_decodes)
+        world = self.world
+        if world.strategy.carries == "kv" and self.known > 1:
+            source, target = self.relay.pool.name, self.main.pool.name
+            # The last token's own KV is not there: nobody has read that token yet.
+            size = self.relay.pool.model.kv_bytes(self.known - 1)
+            way, delay = world.ways.between(source, target)
+            transfer = way.open(size, self._relay_kv_arrived)
+            world.events.push(world.events.now + self.main.pool.delay + delay, transfer.add, size)
+        else:
+            self._reach(self.main, self.main_decodes)
+
+    def _relay_kv_arrived(self) -> None:
+        self.main_known = self.known - 1
+        self.world.events.push(self.world.events.now + 2 * self.main.pool.delay, self.main_decodes)
 
     def main_decodes(self) -> None:
+        if self.over:
+            return
         known = self.known
-        self.main.decode(self, self.prompt + known, known - self.main_known, self.max_tokens - known)
+        self.way_time = self.world.events.now - self.asked_at
+        extend = self.missing + known - self.main_known
+        self.decoding = self.main.decode(self, self.prompt + known, extend, self.max_tokens - known)
 
     def begun(self, first: float, step: float) -> None:
-        at = first + self.main.pool.delay
-        gap = at - self.last_at
-        self.gap = gap
-        if self.longest is None or gap > self.longest:
-            self.longest = gap
-        if step > self.longest:
-            self.longest = step
-        if self.known < 2:
-            self.second_at = at
-        if self.known < 10 <= self.max_tokens:
-            self.tenth_at = at + (9 - self.known) * step
-        self.world.events.push(at, self._committed)
+        super().begun(first, step)
+        self.gap = self.main_at - self.last_at
+        self.world.events.push(self.main_at, self._commits, self.mains)
 
-    def _committed(self) -> None:
+    def _commits(self, mains: int) -> None:
         """Main has taken over: the relay is let go."""
+        if mains == self.mains and not self.over:
+            self.committed = True
+            if self.relay_need >= 0:
+                self._leave_relay()
+            self.world.admission.less()
+
+    def _leave_relay(self) -> None:
         self.relay.requests -= 1
-        self.world.less()
+        self.relay.tokens -= self.relay_need
+        self.relay_need = -1
 
     def _settle(self) -> None:
         """The answer ended without main; main gets its KV all the same."""
-        self.relay.requests -= 1
+        if self.relay_need >= 0:
+            self._leave_relay()
         self._reach(self.main, self._settles)
 
     def _settles(self) -> None:
-        done = self.main.extend(self.prompt + self.known, self.known - self.main_known)
-        self.world.events.push(done + self.main.pool.delay, self.settled)
-
-    def _count(self) -> None:
-        """The relay's tokens so far."""
-        if self.relaying is not None and not self.stopped:
-            self.known = 1 + self.relay.made(self.relaying)
-
-    @property
-    def _makes_tokens(self) -> bool:
-        return self.relaying is not None and self.relaying.joined
-
-    @property
-    def _next_token(self) -> float:
-        assert self.relaying is not None
-        return self.relay.when(self.relaying, self.known)
+        if not self.over:
+            done = self.main.extend(self.prompt + self.known, max(1, self.missing + self.known - self.main_known))
+            self.world.events.push(done + self.main.pool.delay, self.settled)
 
     @property
     def _load(self) -> float:
         return self.relay.requests / self.relay.pool.model.batch_limit
+
+    # When a worker is lost
+
+    def lost(self, worker: Worker) -> None:
+        if self.committed or (worker is self.prefill and not self.known):
+            super().lost(worker)
+        elif self.known >= self.max_tokens:
+            if worker is self.main:
+                self.give_up(worker)  # The user has all; main would only have got the KV.
+                self.world.ended(self)
+        elif worker is self.main:
+            self._lose_main()
+        elif worker is self.relay:
+            self._lose_relay()
+        elif worker is self.prefill and self.promised:
+            self._fetch_again()
+
+    def give_up(self, worker: Worker) -> None:
+        super().give_up(worker)
+        if self.relay_need >= 0:
+            self.relay_fetch.cancel()
+            if self.relay is not worker:
+                if self.relaying is not None:
+                    self.relay.remove(self.relaying)
+                self._leave_relay()
+
+    def _lose_main(self) -> None:
+        """The relay goes on, and another main begins anew."""
+        self.main_fetch.cancel()
+        self._keep_promise()
+        self.mains += 1
+        self.decoding = None
+        self.ready = self.extending = self.pinned = False
+        self.main_known = self.rounds = self.missing = 0
+        self.last_outstanding = None
+        relaying = self.relaying
+        if self.sealed is not None:
+            self.sealed = None
+            if relaying is not None and not self.stopped:
+                self.relay.stop_at(relaying, self.bound - (relaying.context - self.prompt))
+            elif self.known < self.bound:
+                self.stopped, self.relaying = False, None
+                self._relay_begins()
+        self._another_main()
+
+    def _another_main(self) -> None:
+        if self.over:
+            return
+        world = self.world
+        main = world.spare("main", self.prefill.pool.name)
+        if main is None:
+            world.events.push(world.events.now + world.LOOK, self._another_main)
+            return
+        assert isinstance(main, DecodeWorker)
+        world.views.hits[main.key] = min(self.prompt, main.cache.hit(self.spans))
+        self.main = main
+        self._take_main(main)
+        if self.prefill.alive and (self.known or self.prefill_need >= 0):
+            self._fetch_to_main(self.prefill, main)
+            if self.known:
+                self.main_fetch.whole(self.prompt)
+        else:
+            self._fetch_again()
+
+    def _lose_relay(self) -> None:
+        """Main takes over at once where it is ready; else another relay goes on until it is."""
+        self.relay_need = -1
+        self.relay_fetch.cancel()
+        if not self.stopped and self.relaying is not None:
+            before = self.known
+            self._count_relay(self.relay.made(self.relaying))
+            if self.known > before:
+                self.last_at = self.world.events.now
+        self.relaying, self.relay_there = None, False
+        if self.stopped:
+            return
+        world = self.world
+        if self.sealed is None and not self.ready:
+            relay = world.spare("relay", self.prefill.pool.name)
+            if relay is not None and self.prefill.alive:
+                assert isinstance(relay, DecodeWorker)
+                world.views.hits[relay.key] = min(self.prompt, relay.cache.hit(self.spans))
+                self._take_relay(self.prefill, relay)
+                if self.known:
+                    self.relay_fetch.whole(self.prompt)
+                return
+        if self.known:
+            self._relay_stops()
+        else:
+            self.stopped = True

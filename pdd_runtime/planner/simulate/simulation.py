@@ -37,7 +37,7 @@ def simulate(
     before = warmup if isinstance(warmup, int) else round(warmup * requests)
     recorder = Recorder(before, requests, observe)
     sessions = _limited(workload.stream(seed), before + requests)
-    world = World(scenario, recorder, sessions, 0 if workload.rate is not None else workload.concurrency or 1)
+    world = World(scenario, recorder, sessions, workload.users)
     if scenario.warm:
         _warm(world, workload, seed)
     marks = _Marks(world)
@@ -92,14 +92,14 @@ def _simulated(world: World, marks: _Marks, requests: int) -> Simulated:
     duration = max(0.0, recorder.last - recorder.began)
     seconds = max(1e-9, recorder.last - marks.at)
     metrics = {metric: Metric(recorder.histograms[metric]) for metric in METRICS}
-    measured = recorder.answered + recorder.rejected
+    measured = recorder.answered + recorder.rejected + recorder.failed
     sending = recorder.sent_last - recorder.began
     prompts = max(1, recorder.prompt_tokens)
     return Simulated(
         requests=measured,
         answered=recorder.answered,
         rejected=recorder.rejected,
-        failed=0,
+        failed=recorder.failed,
         **metrics,
         tokens=dict(recorder.tokens),
         routes=dict(recorder.routes),

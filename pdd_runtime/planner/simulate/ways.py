@@ -69,8 +69,12 @@ class Ways:
         spec = scenario.graph.spec
         self.links: dict[tuple[str, str], SimLink] = {}
         """By name and the cluster it leads from."""
+        self._cut: dict[str, float] = {}
+        """Since when a link is cut."""
+        self._events = events
         self._local = Local(events, scenario.local_rate)
         self._edges: dict[tuple[str, str], tuple[Way, float]] = {}
+        self._crossed: dict[tuple[str, str], tuple[str, str]] = {}
         for name, link in spec.links.items():
             model = scenario.link_model(name)
             for source in link.between:
@@ -81,10 +85,40 @@ class Ways:
             if edge.link is None:
                 self._edges[edge.source, edge.target] = self._local, 0.0
             else:
-                way = self.links[edge.link, spec.pools[edge.source].cluster]
+                crossed = edge.link, spec.pools[edge.source].cluster
+                self._crossed[edge.source, edge.target] = crossed
+                way = self.links[crossed]
                 self._edges[edge.source, edge.target] = way, way.model.rtt / 2
 
     def between(self, source: str, target: str) -> tuple[Way, float]:
         """How KV goes from pool to pool, and seconds that a message takes there. Pools that no edge joins: inside a
         cluster."""
         return self._edges.get((source, target), (self._local, 0.0))
+
+    def edge(self, source: str, target: str) -> tuple[str, str] | None:
+        """The link that KV crosses from pool to pool, and the cluster that it leads from; None: it crosses none."""
+        return self._crossed.get((source, target))
+
+    def feeds(self, source: str, target: str) -> bool:
+        """An edge carries KV from pool to pool."""
+        return (source, target) in self._edges
+
+    def cut(self, name: str) -> None:
+        """Nothing gets through that link any more; what waits for it stays."""
+        self._cut[name] = self._events.now
+        self._set(name, 0.0)
+
+    def mend(self, name: str) -> None:
+        """It carries again what it did."""
+        del self._cut[name]
+        self._set(name, 1.0)
+
+    def stalled(self, name: str, link: SimLink) -> float:
+        """Seconds for which nothing has got through although something waited."""
+        since = self._cut.get(name)
+        return self._events.now - since if since is not None and link.queue else 0.0
+
+    def _set(self, name: str, share: float) -> None:
+        for (each, _), link in self.links.items():
+            if each == name:
+                link.set_bandwidth(share * link.model.bandwidth)
