@@ -1,8 +1,9 @@
-"""Write the tables of docs/graph.md anew from the models and the plugins' settings, and those of docs/cli.md from the
-commands: `python docs/generate.py`.
+"""Write the tables of docs/graph.md and docs/latency.md anew from the models and the plugins' settings, and those of
+docs/cli.md from the commands: `python docs/generate.py`.
 
 With `--check` nothing is written; the exit code is 1 when a manual is not up to date. A table stands between the
-lines `<!-- keys of NAME -->` and `<!-- end -->`, where NAME is a form of the graph, or `settings`; or between
+lines `<!-- keys of NAME -->` and `<!-- end -->`, where NAME is a form of the graph or of the planner, or `settings`,
+those of what a graph names, or `latency settings`, those of latency models; or between
 `<!-- options of COMMAND -->` and `<!-- end -->`.
 """
 
@@ -25,13 +26,17 @@ from typer.models import ArgumentInfo
 from pdd_runtime.cli.app import app
 from pdd_runtime.graph import models
 from pdd_runtime.graph.units import write_duration, write_size
+from pdd_runtime.planner import hardware, model_spec, profile
 from pdd_runtime.plugins import load_plugins
+from pdd_runtime.plugins.latency import LatencyModel
 from pdd_runtime.plugins.schema import settings_schema
 
-MANUALS = tuple(Path(__file__).parent / name for name in ("graph.md", "cli.md"))
+MANUALS = tuple(Path(__file__).parent / name for name in ("graph.md", "cli.md", "latency.md"))
 DISTRIBUTIONS = (
     *("pdd-llamacpp", "pdd-rdma", "pdd-runtime", "pdd-sglang", "pdd-tcp", "pdd-torch", "pdd-trtllm", "pdd-vllm"),
 )
+FORMS = (models, hardware, model_spec, profile)
+"""Modules whose forms have tables."""
 _BLOCK = re.compile(r"(<!-- (?:keys|options) of (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -46,11 +51,11 @@ def named(text: str) -> list[str]:
 
 
 def _table(name: str) -> str:
-    if name == "settings":
-        return "\n".join(_settings())
+    if name in ("settings", "latency settings"):
+        return "\n".join(_settings(of_latency=name != "settings"))
     if (command := dict(commands(app)).get(name)) is not None:
         return "\n".join(["| option | default | meaning |", "|---|---|---|", *_options(command)]) + "\n"
-    form = getattr(models, name)
+    form = next(vars(module)[name] for module in FORMS if name in vars(module))
     if not form.model_fields:
         return ""
     rows = [
@@ -75,9 +80,13 @@ def _default(field: Any) -> str:
     return f"`{json.dumps(value) if isinstance(value, bool) else value}`"
 
 
-def _settings() -> Iterator[str]:
-    """Every setting of the plugins that come with the project."""
-    entries = [entry for entry in load_plugins().registered if entry.origin.distribution in DISTRIBUTIONS]
+def _settings(*, of_latency: bool) -> Iterator[str]:
+    """Every setting of the plugins that come with the project: of latency models, or of all others."""
+    entries = [
+        entry
+        for entry in load_plugins().registered
+        if entry.origin.distribution in DISTRIBUTIONS and (entry.kind.base is LatencyModel) is of_latency
+    ]
     for entry in sorted(entries, key=lambda entry: (entry.kind.noun, entry.name)):
         schema = settings_schema(entry.cls.Config)
         properties = schema.get("properties", {})

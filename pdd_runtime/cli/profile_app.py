@@ -47,8 +47,8 @@ def profile(
     ] = None,
     output: Output = Format.table,
 ) -> None:
-    """Measure how fast a graph's engines and links are, for the simulator and the planner. Nobody else should use the
-    graph, or its computers, meanwhile."""
+    """Measure how fast a graph's engines and links are. The simulator and the planner take what it writes. Nobody else
+    should use the graph, or its computers, meanwhile."""
     from pdd_runtime.cli.profile import ProfileOptions, run_profile
     from pdd_runtime.experiments.pool_times import Extent
 

@@ -77,7 +77,7 @@ class PoolTimes:
         limit = min(self._extent.batch, probe.info.batch_limit, max(1, room // (_FIRST + _STEPS)))
         rows = sorted({*(2**power for power in range(limit.bit_length())), limit})
         rows = [row for row in rows if row <= limit]
-        columns = sorted({min(_FIRST, self.longest), *(count for count in _COLUMNS if _FIRST < count), self.longest})
+        columns = sorted({min(_FIRST, self.longest), *(count for count in _COLUMNS if count > _FIRST), self.longest})
         columns = [column for column in columns if column <= self.longest]
         cells: dict[tuple[int, int], float] = {}
         for context in columns:

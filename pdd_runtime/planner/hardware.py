@@ -30,7 +30,7 @@ class Hardware(Figures):
     """Of its memory, e.g. `3.35TB/s`."""
     interconnect: ByteRate = Field(gt=0)
     """To the other chips of its node, in one direction."""
-    network: ByteRate = Field(default=25e9, gt=0)
+    network: ByteRate = Field(gt=0)
     """To other nodes, in one direction."""
     node: int = Field(default=8, ge=1)
     """Chips of a node."""

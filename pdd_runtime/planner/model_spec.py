@@ -24,6 +24,7 @@ class ModelFigures(Figures):
     compute: Literal["bfloat16", "fp8"] = "bfloat16"
     """The numbers it is computed in."""
     layers: int = Field(ge=1)
+    """One after another."""
     hidden: int = Field(ge=1)
     """Numbers of a token between layers."""
     experts: int = Field(default=1, ge=1)
