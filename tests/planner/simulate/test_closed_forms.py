@@ -136,7 +136,7 @@ def test_equal_prompts_wait_for_prefill_as_in_m_d_1() -> None:
 def test_answers_wait_for_a_place_in_the_batch_as_in_m_m_c() -> None:
     step, tokens, places = 0.01, 400, 4
     pools = {"aggregated": Simple(Simple.Config(step=step))}
-    rate = 0.7 * places / (step * tokens)
+    rate = 0.6 * places / (step * tokens)
     workload = Workload.model_validate({"prompt": 10, "output": f"exponential({tokens})", "rate": rate})
     expected = step * tokens + wait_mmc(places, rate, step * tokens)
     holds(expected, lambda seed: e2e(scenario(pools, places, []), workload, seed), range(10), 0.1)
