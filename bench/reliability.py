@@ -42,7 +42,7 @@ from pdd_runtime.experiments.chaos_report import ChaosReport, Seen
 from pdd_runtime.experiments.storm import Strikes
 from pdd_runtime.graph import Graph, load
 from pdd_runtime.launch import GraphState, Part, down, start_detached, watch
-from pdd_runtime.planner.workload import read_workload
+from pdd_runtime.planner import read_workload
 from pdd_runtime.testing.etcd_server import EtcdServer
 from pdd_runtime.testing.faults import Fault, Faults, RunningGraph
 

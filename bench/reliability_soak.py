@@ -17,7 +17,7 @@ from pdd_runtime.experiments.holdings import Holdings, settled
 from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.experiments.storm import asked
 from pdd_runtime.ids import new_id
-from pdd_runtime.planner.workload import read_workload
+from pdd_runtime.planner import read_workload
 from pdd_runtime.testing.faults import RunningGraph
 
 GROWTH = 1.10

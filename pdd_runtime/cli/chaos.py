@@ -30,7 +30,7 @@ from pdd_runtime.experiments.chaos import Chaos, ChaosPlan, patiently
 from pdd_runtime.experiments.chaos_report import ChaosReport
 from pdd_runtime.experiments.storm import Stream
 from pdd_runtime.launch import AlreadyRunningError, GraphState, Part, down, start_detached, watch
-from pdd_runtime.planner.workload import read_workload
+from pdd_runtime.planner import read_workload
 from pdd_runtime.testing.etcd_server import EtcdServer
 from pdd_runtime.testing.faults import Fault, FaultError, Faults, RunningGraph
 

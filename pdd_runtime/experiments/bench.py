@@ -112,13 +112,16 @@ async def _warm_up(client: Client, workload: Workload, requests: int, seed: int)
     """The shared prefixes, as long as the workload needs them, until main has them as well; then other requests."""
     longest: dict[int, int] = {}
     for session in workload.sessions(requests, seed):
-        longest[session.prefix] = max(longest.get(session.prefix, 0), session.turns[0].reused)
+        chain, length = session.turns[0].spans[0]
+        if chain == prefix_chain(session.prefix):
+            longest[session.prefix] = max(longest.get(session.prefix, 0), length)
     known = tuple(
         Session(number, None, prefix, (_known(number, prefix, length),))
         for number, (prefix, length) in enumerate(sorted(longest.items()))
-        if length
     )
-    one_by_one = workload.model_copy(update={"rate": None, "concurrency": 1, "think": Distribution.fixed(0)})
+    trace = workload.trace and workload.trace.model_copy(update={"longest_think": 0.0})
+    changes = {"rate": None, "concurrency": 1, "think": Distribution.fixed(0), "trace": trace}
+    one_by_one = workload.model_copy(update=changes)
     others = one_by_one.sessions(workload.warmup, seed, "warm-up")
     async with client:
         for name, sessions in (("prefixes", known), ("warm-up", others)):

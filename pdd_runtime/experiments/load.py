@@ -24,9 +24,8 @@ class Load:
 
     async def run(self, sessions: Sequence[Session]) -> None:
         """Returns when every request has ended, well or not."""
-        if self._workload.rate is None:
+        if users := min(self._workload.users, len(sessions)):
             waiting = iter(sessions)
-            users = min(self._workload.concurrency or 1, len(sessions))
             async with asyncio.TaskGroup() as group:
                 for _ in range(users):
                     group.create_task(self._user(waiting))

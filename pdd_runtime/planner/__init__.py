@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pdd_runtime.planner.distribution import Distribution
 from pdd_runtime.planner.session import Session, Spans, Turn
-from pdd_runtime.planner.workload import Workload, WorkloadError, read_workload
+from pdd_runtime.planner.workload import Workload
+from pdd_runtime.planner.workload_error import WorkloadError
+from pdd_runtime.planner.workload_file import presets, read_workload
 
-__all__ = ["Distribution", "Session", "Spans", "Turn", "Workload", "WorkloadError", "read_workload"]
+__all__ = ["Distribution", "Session", "Spans", "Turn", "Workload", "WorkloadError", "presets", "read_workload"]

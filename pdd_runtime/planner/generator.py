@@ -80,12 +80,16 @@ def generate(workload: Workload, seed: int, name: str = "") -> Iterator[Session]
     for number, start, prefix, many, length, hit, output in zip(
         count(), starts, prefixes, turns, first, hits, outputs, strict=False
     ):
-        # One token at least is new: else there would be nothing to compute.
-        reused = min(round(length * hit), length - 1)
-        own = (session_chain(number, 0), length - reused)
-        spans = ((prefix_chain(prefix), reused), own) if reused else (own,)
-        asked = Turn(reused, length - reused, output, 0.0, spans)
+        asked = first_turn(number, prefix, length, hit, output)
         yield Session(number, start, prefix, (asked,) if many == 1 else tuple(later.turns(number, asked, many)))
+
+
+def first_turn(number: int, prefix: int, length: int, hit: float, output: int) -> Turn:
+    """A session's first turn, of whose prompt the share `hit` is a prefix that sessions share."""
+    # One token at least is new: else there would be nothing to compute.
+    reused = min(round(length * hit), length - 1)
+    own = (session_chain(number, 0), length - reused)
+    return Turn(reused, length - reused, output, 0.0, ((prefix_chain(prefix), reused), own) if reused else (own,))
 
 
 def starts_of(workload: Workload, columns: Columns, requests: float) -> Iterator[float | None]:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from pdd_runtime.errors import PddError
-from pdd_runtime.graph import nearest
-from pdd_runtime.graph.document import Document, parse
 from pdd_runtime.planner.arrivals import Arrivals
-from pdd_runtime.planner.distribution import Distribution, split
+from pdd_runtime.planner.distribution import Distribution
 from pdd_runtime.planner.generator import generate
 from pdd_runtime.planner.session import Session
+from pdd_runtime.planner.traces import Trace, replay
 
-_LARGEST = 1 << 20
-"""Bytes of a workload file."""
 _VOCABULARY = re.compile(r"(\d+)-(\d+)")
-
-
-class WorkloadError(PddError):
-    """A workload is wrong. `where` is file:line:column, or the key."""
-
-    code = "workload"
 
 
 def _at_least(least: float) -> AfterValidator:
@@ -53,6 +42,8 @@ def _vocabulary(value: str) -> str:
     return value
 
 
+_GENERATED = {"prompt", "output", "turns", "new", "think"}
+_SHARED = {"hit", "prefixes"}
 Tokens = Annotated[Distribution, _at_least(1)]
 """A number of tokens; rounded, at least 1."""
 
@@ -95,11 +86,26 @@ class Workload(BaseModel):
     """Prompts are random token ids of this range, the ends included. The default are plain characters of about any
     tokenizer."""
 
+    trace: Annotated[Trace, BeforeValidator(Trace.parse)] | None = None
+    """Replays recorded requests: `FORMAT:FILE`, or a mapping with `format`, `file` and what is to be changed of them.
+    Lengths and sessions then are the trace's."""
+
     @model_validator(mode="after")
-    def _one_loop(self) -> Workload:
+    def _consistent(self) -> Workload:
         if self.rate is not None and self.concurrency is not None:
             raise ValueError("rate (open loop) and concurrency (closed loop) exclude each other: leave one out")
+        if self.trace is not None:
+            said = sorted(self.model_fields_set & (_GENERATED | (_SHARED if self.trace.has_content else set())))
+            if said:
+                raise ValueError(f"the trace says {', '.join(said)} itself: leave it out")
         return self
+
+    @property
+    def users(self) -> int:
+        """Closed loop: how many sessions run at once. 0: open loop."""
+        if self.rate is not None or (self.concurrency is None and self.trace is not None and self.trace.has_times):
+            return 0
+        return self.concurrency or 1
 
     @property
     def first_token(self) -> int:
@@ -110,12 +116,12 @@ class Workload(BaseModel):
         return int(self.vocabulary.partition("-")[2])
 
     def stream(self, seed: int, name: str = "") -> Iterator[Session]:
-        """Endless, in the order of their start, made as they are taken. Other names give other sessions of the same
-        kind, e.g. for a warm-up."""
-        return generate(self, seed, name)
+        """In the order of their start, made as they are taken; endless, but a trace's are those it has. Other names
+        give other sessions of the same kind, e.g. for a warm-up. Raises `WorkloadError` where a trace is wrong."""
+        return generate(self, seed, name) if self.trace is None else replay(self, self.trace, seed, name)
 
     def sessions(self, requests: int, seed: int, name: str = "") -> tuple[Session, ...]:
-        """So many requests: the first of the stream."""
+        """So many requests, or as many as a trace has: the first of the stream."""
         return tuple(first(self.stream(seed, name), requests))
 
 
@@ -124,63 +130,3 @@ def first(sessions: Iterator[Session], requests: int) -> Iterator[Session]:
     while requests > 0 and (session := next(sessions, None)) is not None:
         yield session if len(session.turns) <= requests else session._replace(turns=session.turns[:requests])
         requests -= len(session.turns)
-
-
-def read_workload(spec: str) -> Workload:
-    """The workload in a YAML or JSON file, or in a short text as `prompt=1000,output=100,rate=0.5`. Raises
-    `WorkloadError`."""
-    path = Path(spec)
-    if "=" in spec and not path.exists():
-        return _built(_short(spec), None)
-    try:
-        with path.open("rb") as file:
-            text = file.read(_LARGEST).decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise WorkloadError(
-            "the workload cannot be read",
-            where=spec,
-            why=getattr(error, "strerror", None) or str(error),
-            fix="name a YAML or JSON file, or write it as prompt=1000,output=100,rate=0.5",
-        ) from error
-    if not text.strip():
-        raise WorkloadError("the workload is empty", where=spec, fix="docs/bench.md has its keys")
-    try:
-        document = parse(text, spec)
-    except PddError as error:
-        what = error.what.replace("the graph is", "the workload is")
-        raise WorkloadError(what, where=error.where, why=error.why, fix="docs/bench.md has an example") from error
-    return _built(document.data, document)
-
-
-def _short(spec: str) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for part in split(spec):
-        key, equals, value = (text.strip() for text in part.partition("="))
-        if not (key and equals and value):
-            raise WorkloadError(f'"{part.strip()}" is no KEY=VALUE', where="--workload", fix="write e.g. prompt=1000")
-        if key in data:
-            raise WorkloadError(f'"{key}" stands twice', where="--workload", fix="keep one of them")
-        data[key] = value
-    return data
-
-
-def _built(data: Mapping[str, Any], document: Document | None) -> Workload:
-    try:
-        return Workload.model_validate(dict(data))
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-    key = str(fault["loc"][0]) if fault["loc"] else ""
-    reason = fault.get("ctx", {}).get("error")
-    why = str(reason) if reason else str(fault["msg"]).replace("Input should", "it should")
-    if fault["type"] == "extra_forbidden":
-        raise WorkloadError(
-            f'unknown key "{key}" in the workload',
-            where=document.locate_key((key,)) if document else "--workload",
-            why=f"the keys are {', '.join(Workload.model_fields)}",
-            fix=nearest(key, Workload.model_fields) or "remove it",
-        )
-    raise WorkloadError(
-        f"{key} is {fault['input']!r}" if key else "the workload contradicts itself",
-        where=document.locate((key,) if key else ()) if document else "--workload",
-        why=why,
-    )

@@ -8,7 +8,7 @@ from pdd_runtime.experiments.client import Client
 from pdd_runtime.experiments.load import Load
 from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.experiments.prompts import Prompts
-from pdd_runtime.planner.workload import read_workload
+from pdd_runtime.planner import read_workload
 from tests.experiments.server import SSE, event, send, server
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pdd_runtime.experiments.prompts import Prompts
-from pdd_runtime.planner.workload import read_workload
+from pdd_runtime.planner import read_workload
 
 
 def test_prompts_are_the_same_for_the_same_seed_and_as_long_as_planned() -> None:

@@ -9,7 +9,7 @@ from pdd_runtime.experiments.html import to_html
 from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.experiments.report import Measured, Report, report
 from pdd_runtime.graph import loads
-from pdd_runtime.planner.workload import read_workload
+from pdd_runtime.planner import read_workload
 
 GRAPH = """
 apiVersion: pdd/v1alpha1

@@ -8,7 +8,7 @@ from rich.console import Console
 from pdd_runtime.cli.bench import tables
 from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.experiments.report import Measured, report
-from pdd_runtime.planner.workload import read_workload
+from pdd_runtime.planner import read_workload
 
 
 def outcome(number: int, slow: float) -> Outcome:
