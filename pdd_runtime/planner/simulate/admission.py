@@ -51,6 +51,9 @@ class Admission:
 
     def ask(self, visit: Visit) -> None:
         """A request comes: it begins, waits, or is refused."""
+        if not self._world.scenario.admission:
+            self._begin(visit, self._world.plan(visit.turn))
+            return
         if self._queue:
             self._wait(visit)
             return

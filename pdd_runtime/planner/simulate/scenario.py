@@ -54,6 +54,8 @@ class Scenario:
     """Bytes/s of KV between two workers of one cluster; such transfers do not slow each other."""
     warm: bool = True
     """Begin with caches that have seen the prefixes which sessions share, as after a day."""
+    admission: bool = True
+    """Bound what is in flight by the graph's admission; else all begin at once, and wait with the workers."""
     overlap: bool = True
     """Send KV as prefill makes it; else when prefill has all of it."""
     whole_views: bool = False
