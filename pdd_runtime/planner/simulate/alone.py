@@ -17,7 +17,7 @@ class Alone(Flight):
         """Its session begins."""
         self.main = main
         self._take_main(main)
-        self._reach(main, self.main_decodes)
+        self._reach_engine(main, self.main_decodes)
 
     def main_decodes(self) -> None:
         if not self.over:
@@ -52,6 +52,6 @@ class Finishing(Flight):
         self.start(prefill, relay)
         self.main_cached = self.world.views.hits[main.key]
 
-    def ended(self, longest: float) -> None:
-        super().ended(longest)
+    def answered(self) -> None:
         self.relay_tokens, self.main_tokens = self.relay_tokens + self.main_tokens, 0
+        super().answered()

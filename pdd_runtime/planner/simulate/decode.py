@@ -199,7 +199,7 @@ class DecodeWorker(Worker):
         self._numbers += 1
         heappush(self._ends, (sequence.target, self._numbers, sequence))
         self._reschedule()
-        sequence.answer.begun(self._boundary + (1 + late) * self._step + self.pool.model.overhead, self._step)
+        sequence.answer.begun(self._boundary + (1 + late) * self._step, self._step)
 
     def _delay(self, seconds: float) -> None:
         """The next step takes so much longer."""

@@ -81,7 +81,7 @@ class Flight:
         self._take_prefill(prefill)
         self._take_main(main)
         self._fetch_to_main(prefill, main)
-        self._reach(prefill, self._prefill_begins)
+        self._reach_engine(prefill, self._prefill_begins)
 
     def _take_prefill(self, prefill: PrefillWorker) -> None:
         need = self.prompt - self.world.views.hits[prefill.key]
@@ -108,13 +108,17 @@ class Flight:
             self.promised = fetch.size
             world.admission.promised[edge] += fetch.size
 
-    def _reach(self, worker: Worker, call: Callable[..., object], *args: object) -> None:
-        """The driver tells a worker, or the other way round."""
-        delay = worker.pool.delay
+    def _reach(self, worker: Worker, call: Callable[..., object], *args: object, more: float = 0.0) -> None:
+        """The driver tells a worker, or the other way round; it takes `more` seconds than the way."""
+        delay = worker.pool.delay + more
         if delay:
             self.world.events.push(self.world.events.now + delay, call, *args)
         else:
             call(*args)
+
+    def _reach_engine(self, worker: Worker, call: Callable[..., object], *args: object) -> None:
+        """The driver tells a worker, and its engine begins with it."""
+        self._reach(worker, call, *args, more=worker.pool.model.overhead)
 
     def _prefill_begins(self) -> None:
         if not self.over:
@@ -134,12 +138,7 @@ class Flight:
 
     def prefilled(self) -> None:
         self.main_fetch.whole(self.prompt)
-        pool = self.prefill.pool
-        delay = pool.delay + pool.model.overhead
-        if delay:
-            self.world.events.push(self.world.events.now + delay, self.first_token)
-        else:
-            self.first_token()
+        self._reach(self.prefill, self.first_token)
 
     def first_token(self) -> None:
         """It is there."""
@@ -210,7 +209,7 @@ class Flight:
         """With main, when it has the KV and the first token is known."""
         if self.known and self.ready:
             if self.max_tokens > 1:
-                self._reach(self.main, self.main_decodes)
+                self._reach_engine(self.main, self.main_decodes)
             else:
                 self.settled()
 
@@ -261,6 +260,7 @@ class Flight:
     def _leave_main(self) -> None:
         self.main.requests -= 1
         self.main.tokens -= self.main_need
+        self.main_need = -1
 
     # When a worker is lost
 
@@ -289,7 +289,7 @@ class Flight:
         if self.prefill is not worker and self.prefill_need >= 0:
             self.prefill.remove(self)
             self._leave_prefill()
-        if self.main is not worker:
+        if self.main is not worker and self.main_need >= 0:
             if self.pinned:
                 self.main.cache.release(self.spans)
             self._leave_main()

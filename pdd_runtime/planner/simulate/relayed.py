@@ -119,7 +119,7 @@ class Relayed(Flight):
         if self.sealed is not None:
             self.bound = min(self.bound, self.sealed)
         if self.bound > self.known:
-            self._reach(self.relay, self._relay_decodes)
+            self._reach_engine(self.relay, self._relay_decodes)
         else:
             self._relay_stops()
 
@@ -195,7 +195,7 @@ class Relayed(Flight):
             tokens = min(step.tokens, self.known)
             if not self.extending and tokens > self.main_known:
                 self.extending = True
-                self._reach(self.main, self._extend, tokens, self.known - self.main_known, self.mains)
+                self._reach_engine(self.main, self._extend, tokens, self.known - self.main_known, self.mains)
         elif step.kind == "seal":
             self._seal(max(step.tokens, self.known))
         elif step.kind == "wait" and not self.extending and not self.stopped:
@@ -249,14 +249,15 @@ class Relayed(Flight):
             transfer = way.open(size, self._relay_kv_arrived)
             world.events.push(world.events.now + self.main.pool.delay + delay, transfer.add, size)
         else:
-            self._reach(self.main, self.main_decodes)
+            self._reach_engine(self.main, self._goes_on_behind, self.mains)
 
     def _relay_kv_arrived(self) -> None:
         self.main_known = self.known - 1
-        self.world.events.push(self.world.events.now + 2 * self.main.pool.delay, self.main_decodes)
+        self._reach(self.main, self._reach_engine, self.main, self._goes_on_behind, self.mains)
 
-    def main_decodes(self) -> None:
-        if self.over:
+    def _goes_on_behind(self, mains: int) -> None:
+        """Main decodes behind what the relay has made."""
+        if self.over or mains != self.mains:
             return
         known = self.known
         self.way_time = self.world.events.now - self.asked_at
@@ -267,6 +268,10 @@ class Relayed(Flight):
         super().begun(first, step)
         self.gap = self.main_at - self.last_at
         self.world.events.push(self.main_at, self._commits, self.mains)
+
+    def answered(self) -> None:
+        if self.committed:
+            super().answered()
 
     def _commits(self, mains: int) -> None:
         """Main has taken over: the relay is let go."""
@@ -285,7 +290,7 @@ class Relayed(Flight):
         """The answer ended without main; main gets its KV all the same."""
         if self.relay_need >= 0:
             self._leave_relay()
-        self._reach(self.main, self._settles)
+        self._reach_engine(self.main, self._settles)
 
     def _settles(self) -> None:
         if not self.over:
@@ -301,14 +306,17 @@ class Relayed(Flight):
     def lost(self, worker: Worker) -> None:
         if self.committed or (worker is self.prefill and not self.known):
             super().lost(worker)
-        elif self.known >= self.max_tokens:
-            if worker is self.main:
-                self.give_up(worker)  # The user has all; main would only have got the KV.
-                self.world.ended(self)
-        elif worker is self.main:
-            self._lose_main()
         elif worker is self.relay:
-            self._lose_relay()
+            if self.relay_need >= 0:
+                self._lose_relay()
+        elif worker is self.main:
+            if self.main_need < 0:
+                return  # Another is looked for already.
+            if self.known < self.max_tokens:
+                self._lose_main()
+            else:  # The user has all; main would only have got the KV.
+                self.give_up(worker)
+                self.world.ended(self)
         elif worker is self.prefill and self.promised:
             self._fetch_again()
 
@@ -326,6 +334,7 @@ class Relayed(Flight):
         self.main_fetch.cancel()
         self._keep_promise()
         self.mains += 1
+        self.main_need = -1
         self.decoding = None
         self.ready = self.extending = self.pinned = False
         self.main_known = self.rounds = self.missing = 0
@@ -338,15 +347,15 @@ class Relayed(Flight):
             elif self.known < self.bound:
                 self.stopped, self.relaying = False, None
                 self._relay_begins()
-        self._another_main()
+        self._another_main(self.mains)
 
-    def _another_main(self) -> None:
-        if self.over:
+    def _another_main(self, mains: int) -> None:
+        if self.over or mains != self.mains:
             return
         world = self.world
         main = world.spare("main", self.prefill.pool.name)
         if main is None:
-            world.events.push(world.events.now + world.LOOK, self._another_main)
+            world.events.push(world.events.now + world.LOOK, self._another_main, mains)
             return
         assert isinstance(main, DecodeWorker)
         world.views.hits[main.key] = min(self.prompt, main.cache.hit(self.spans))
