@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ def read_workload(spec: str) -> Workload:
 def presets() -> list[str]:
     """The names of workloads that come along."""
     return sorted(path.stem for path in _PRESETS.glob("*.yaml"))
+
+
+def summary(preset: str) -> str:
+    """What a workload that comes along is like: the comment it begins with."""
+    lines = (_PRESETS / f"{preset}.yaml").read_text().splitlines()
+    return " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
 
 
 def _short(spec: str) -> dict[str, Any]:
