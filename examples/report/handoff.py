@@ -34,6 +34,6 @@ def tables() -> list[Table]:
         ["report", *(f"{theirs['tokens'][name] * 1e3:.1f}" for name in STATISTICS)],
     ]
     notes = [
-        "By KV: among the transfers of the skewed test, with the report's 24.5 ms of copies. By IDs: the mean is fitted."
+        "By KV: among the transfers of the skewed test, and the report's 24.5 ms of copies. By IDs: the mean is fitted."
     ]
     return [Table("Handing over 100 tokens", ["", *STATISTICS], milliseconds, notes)]

@@ -43,10 +43,10 @@ def fitted_line(**changes: float) -> Line:
 @cache
 def skewed() -> Workload:
     """As the report has it."""
-    return read_workload(str(HERE / "workload.yaml"))
+    return read_workload("report")
 
 
 @cache
 def narrow() -> Workload:
     """As many tokens to compute on average, nearly alike."""
-    return Workload.model_validate(skewed().model_dump() | {"hit": "uniform(0.85, 0.95)"})
+    return read_workload("report-narrow")
