@@ -31,18 +31,20 @@ LOCAL_RATE = 1.25e9
 
 def wait(facts: RequestFacts, worker: WorkerView) -> float:
     """Seconds until it is this request's turn there."""
-    requests = worker.running + worker.waiting
+    requests, each = worker.running + worker.waiting, worker.request_time
     if worker.role == "prefill":
         # Those ahead are taken to be like this one, where nothing better is known.
-        each = worker.request_time
         return requests * (facts.prompt_tokens * token_time(worker) if each is None else each)
-    beside = min(requests, worker.batch_limit)
-    return (requests - beside / 2) * (REQUEST_TIME if worker.request_time is None else worker.request_time)
+    beside = worker.batch_limit
+    if requests < beside:
+        beside = requests
+    return (requests - beside / 2) * (REQUEST_TIME if each is None else each)
 
 
 def compute(facts: RequestFacts, worker: WorkerView) -> float:
     """Seconds to make what is not cached there of the prompt's KV."""
-    return lacking(facts, worker) * token_time(worker)
+    each, lacks = worker.token_time, facts.prompt_tokens - worker.cached_tokens
+    return lacks * (TOKEN_TIME if each is None else each) if lacks > 0 else 0.0
 
 
 class Way(NamedTuple):
@@ -60,10 +62,15 @@ class Way(NamedTuple):
 
 def way(source: WorkerView, link: LinkView | None) -> Way:
     """KV's way from `source` over that direction of a link, or inside its cluster."""
-    token_bytes = source.token_bytes or TOKEN_BYTES
     if link is None:
-        return Way(0.0, token_bytes / LOCAL_RATE)
-    return Way(link.rtt + link.stalled + link.queue / link.rate, token_bytes / link.rate)
+        return Way(0.0, local(source))
+    rate = link.rate
+    return Way(link.rtt + link.stalled + link.queue / rate, (source.token_bytes or TOKEN_BYTES) / rate)
+
+
+def local(source: WorkerView) -> float:
+    """Seconds that each token's KV takes inside the cluster of `source`."""
+    return (source.token_bytes or TOKEN_BYTES) / LOCAL_RATE
 
 
 def token_time(worker: WorkerView) -> float:

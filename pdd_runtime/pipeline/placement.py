@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import xxhash
 
 from pdd_runtime.errors import NoRoute
-from pdd_runtime.pipeline.cost import compute, lacking, wait, way
-from pdd_runtime.plugins.routing import ClusterView, EdgeView, LinkView, RequestFacts, WorkerView
+from pdd_runtime.pipeline.cost import compute, lacking, local, wait, way
+from pdd_runtime.plugins.routing import ClusterView, EdgeView, LinkView, RequestFacts, WorkerKey, WorkerView
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -60,10 +60,14 @@ def place(facts: RequestFacts, view: ClusterView) -> Placement:
     pair is ready: the cheapest aggregated worker. Raises `NoRoute`, naming what is missing."""
     pools: dict[str, list[WorkerView]] = {}
     for worker in view.workers:
-        pools.setdefault(worker.key.pool, []).append(worker)
+        name = worker.key.pool
+        if name in pools:
+            pools[name].append(worker)
+        else:
+            pools[name] = [worker]
     pairs = _pairs(facts, view, pools)
     if pairs:
-        pair = _pick(facts, pairs, lambda pair: f"{pair.edge.source} {pair.edge.target}")
+        pair = pairs[0] if len(pairs) == 1 else _pick(facts, pairs, _pair_name)
         relay = pair.relay and pair.relay.worker
         why = _why(facts, pair) if len(view.workers) > (2 if relay is None else 3) else ""
         return Placement(pair.main.worker, pair.prefill.worker, relay, pair.edge.link, pair.way, why)
@@ -78,17 +82,23 @@ def place(facts: RequestFacts, view: ClusterView) -> Placement:
 def _pairs(facts: RequestFacts, view: ClusterView, pools: Mapping[str, list[WorkerView]]) -> list[_Pair]:
     """Of every two pools that can serve together, the best."""
     prefills: dict[str, _Best] = {}
-    relays: dict[str, _Best] = {}
-    mains: dict[str, list[tuple[float, int, WorkerView]]] = {}
+    relays: dict[str, tuple[float, WorkerView, float]] = {}
+    """What it costs to use the pool's best relay, which one it is, and how long it makes a request wait."""
+    mains: dict[str, list[WorkerView]] = {}
+    prompt = facts.prompt_tokens
     for pool, workers in pools.items():
-        match workers[0].role:
-            case "prefill":
-                prefills[pool] = _best(facts, [(wait(facts, w) + compute(facts, w), w) for w in workers])
-            case "relay":
-                near = [(wait(facts, w) + way(w, None).takes(lacking(facts, w)), w) for w in workers]
-                relays[pool] = _best(facts, near)
-            case "main":
-                mains[pool] = [(wait(facts, w), lacking(facts, w), w) for w in workers]
+        role = workers[0].role
+        if role == "prefill":
+            prefills[pool] = _best(facts, [(wait(facts, w) + compute(facts, w), w) for w in workers])
+        elif role == "relay":
+            near = []
+            for worker in workers:
+                lacks = prompt - worker.cached_tokens
+                near.append((wait(facts, worker) + (lacks * local(worker) if lacks > 0 else 0.0), worker))
+            cost, relay = _best(facts, near)
+            relays[pool] = (cost, relay, wait(facts, relay))
+        elif role == "main":
+            mains[pool] = workers
     pairs = []
     for edge, between in _joined(view.edges):
         prefill, targets = prefills.get(edge.source), mains.get(edge.target)
@@ -96,15 +106,19 @@ def _pairs(facts: RequestFacts, view: ClusterView, pools: Mapping[str, list[Work
             continue
         link = view.link(edge.link, prefill.worker.cluster) if edge.link is not None else None
         there = [relays[pool] for pool in between if pool in relays]
-        relay = _pick(facts, there, lambda each: str(each.worker.key)) if there else None
-        hidden = wait(facts, relay.worker) if relay else math.inf
+        if there:
+            cost, relay, hidden = there[0] if len(there) == 1 else _pick(facts, there, _worker_name)
+            best_relay = _Best(cost, relay)
+        else:
+            best_relay, hidden = None, math.inf
         start, each = way(prefill.worker, link)
         scored = []
-        for waits, tokens, worker in targets:
-            takes = start + tokens * each if tokens else 0.0
-            scored.append((takes + min(takes, hidden) + waits, worker))
+        for worker in targets:
+            lacks = prompt - worker.cached_tokens
+            takes = start + lacks * each if lacks > 0 else 0.0
+            scored.append((takes + (takes if takes < hidden else hidden) + wait(facts, worker), worker))
         main = _best(facts, scored)
-        pairs.append(_Pair(prefill.cost + main.cost, prefill, main, relay, edge, link))
+        pairs.append(_Pair(prefill.cost + main.cost, prefill, main, best_relay, edge, link))
     return pairs
 
 
@@ -126,7 +140,18 @@ def _between(near: EdgeView, edge: EdgeView, edges: tuple[EdgeView, ...]) -> boo
 
 
 def _best(facts: RequestFacts, scored: Sequence[tuple[float, WorkerView]]) -> _Best:
-    return _Best(min([cost for cost, _ in scored]), _pick(facts, scored, lambda each: str(each[1].key))[1])
+    if len(scored) == 1:
+        return _Best(*scored[0])
+    return _Best(min([cost for cost, _ in scored]), _pick(facts, scored, _worker_name)[1])
+
+
+def _worker_name(each: tuple[Any, ...]) -> str:
+    key: WorkerKey = each[1].key
+    return f"{key.pool}/{key.index}"
+
+
+def _pair_name(pair: _Pair) -> str:
+    return f"{pair.edge.source} {pair.edge.target}"
 
 
 def _pick(facts: RequestFacts, candidates: Sequence[T], name: Callable[[T], str]) -> T:

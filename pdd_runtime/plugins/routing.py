@@ -112,7 +112,10 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
 
     def link(self, name: str, source: str) -> LinkView | None:
         """The direction of link `name` that leads away from cluster `source`."""
-        return next((link for link in self.links if (link.name, link.source) == (name, source)), None)
+        for link in self.links:
+            if link.name == name and link.source == source:
+                return link
+        return None
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
