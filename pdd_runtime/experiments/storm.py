@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -144,7 +144,7 @@ def asked(workload: Workload, streams: int, seed: int) -> tuple[Asked, ...]:
             session.turns[0].output,
             seed + session.number if session.number % 2 else None,
         )
-        for session in workload.model_copy(update={"turns": type(workload.turns).fixed(1)}).sessions(2 * streams, seed)
+        for session in islice(workload.stream(seed), 2 * streams)
     )
 
 

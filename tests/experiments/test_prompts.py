@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from pdd_runtime.experiments.prompts import Prompts
 from pdd_runtime.planner import read_workload
 
@@ -40,3 +43,25 @@ def test_a_later_turn_begins_with_its_history_whatever_became_of_it() -> None:
     assert len(later) == 130
     # The first turn failed: its answer is missing, and the prompt is as long all the same.
     assert len(prompts.prompt(session, 1, history[:100])) == 130
+
+
+def test_what_recorded_prompts_had_in_common_they_have_again(tmp_path: Path) -> None:
+    blocks = [[1, 2, 3], [1, 2, 4], [1, 5], [1, 2, 4, 6]]
+    lines = [
+        json.dumps({"timestamp": 0, "input_length": 512 * len(ids), "output_length": 5, "hash_ids": ids})
+        for ids in blocks
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    workload = read_workload(f"trace=mooncake:{tmp_path / 't.jsonl'}")
+    texts = [Prompts(workload, 0).prompt(session, 0, ()) for session in workload.sessions(10, 0)]
+    assert [len(text) for text in texts] == [512 * len(ids) for ids in blocks]
+    alike = {(a, b): _alike(texts[a], texts[b]) for a in range(4) for b in range(a)}
+    expected = {(1, 0): 2, (2, 0): 1, (2, 1): 1, (3, 0): 2, (3, 1): 3, (3, 2): 1}
+    assert {pair: tokens // 512 for pair, tokens in alike.items()} == expected
+    assert all(tokens % 512 < 20 for tokens in alike.values())
+
+
+def _alike(one: list[int], other: list[int]) -> int:
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

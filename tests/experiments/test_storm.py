@@ -44,3 +44,8 @@ def test_the_same_seed_asks_the_same_and_half_of_it_is_seeded() -> None:
     assert {request.tokens for request in one}.isdisjoint({request.tokens for request in other})
     assert [request.seed is None for request in one] == [True, False] * 4
     assert len({request.seed for request in one}) == 5
+
+
+def test_of_a_conversation_the_first_turn_is_asked() -> None:
+    short, long = (Workload(prompt="uniform(10, 20)", turns=turns) for turns in ("1", "3"))  # type: ignore[arg-type]
+    assert asked(short, 4, 1) == asked(long, 4, 1)

@@ -3,14 +3,15 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import tracemalloc
+from collections import deque
 from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
 
-from pdd_runtime.planner import Distribution, Workload, WorkloadError, presets, read_workload
+from pdd_runtime.planner import Distribution, WorkloadError, presets, read_workload
 from pdd_runtime.planner.content import answered, leading, spans_of
-from pdd_runtime.planner.traces import Trace
 from pdd_runtime.planner.workload_statistics import describe
 
 SHORT = "prompt=uniform(500, 1500),output=100,rate=0.5,hit=0.5,turns=3,think=2"
@@ -95,6 +96,17 @@ def test_a_stream_goes_on_for_ever_and_is_made_as_it_is_taken() -> None:
     taken = [next(stream) for _ in range(3000)]
     assert taken[:100] == list(islice(workload.stream(1), 100))
     assert tuple(taken[:20]) == workload.sessions(sum(len(session.turns) for session in taken[:20]), 1)
+
+
+def test_memory_does_not_grow_with_the_number_of_requests() -> None:
+    stream = read_workload("prompt=uniform(10,900),turns=3,new=5,rate=10").stream(1)
+    deque(islice(stream, 2000), 0)
+    tracemalloc.start()
+    try:
+        deque(islice(stream, 20_000), 0)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_arrivals_are_poisson_at_the_rate_of_requests() -> None:
@@ -191,10 +203,3 @@ def test_the_manuals_example_is_right(tmp_path: Path) -> None:
     example = re.findall(r"```yaml\n(.*?)```", MANUAL.read_text(), re.DOTALL)[0]
     (tmp_path / "agents.yaml").write_text(example)
     assert str(read_workload(str(tmp_path / "agents.yaml")).hit) == "beta(9, 1)"
-
-
-def test_the_manual_has_every_key_with_its_meaning() -> None:
-    manual = MANUAL.read_text()
-    for key, field in {**Workload.model_fields, **Trace.model_fields}.items():
-        assert f"| `{key}` |" in manual
-        assert " ".join((field.description or "").split()) in " ".join(manual.split()), key
