@@ -87,7 +87,7 @@ def scenario(name: str, numbers: Fitted, **changes: Any) -> Scenario:
         "graph": with_routing(graph, "hit-threshold", threshold=1.0 - numbers.lacking) if name == "pdd" else graph,
         "pools": pools(name, numbers),
         "plugins": plugins(),
-        "links": {link: wan for link in graph.spec.links},
+        "links": dict.fromkeys(graph.spec.links, wan),
         "overlap": False,
         "admission": False,
     }
