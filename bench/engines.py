@@ -26,7 +26,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from pdd_runtime.cli.bench import Bars, tables
+from pdd_runtime.cli.bars import Bars
+from pdd_runtime.cli.bench import tables
 from pdd_runtime.cli.console import FAILED, OK, USAGE, Consoles
 from pdd_runtime.cli.validate import load_checked
 from pdd_runtime.clock import now

@@ -103,6 +103,10 @@ def ab(
         str | None,
         typer.Option("--slo", metavar="ttft=TIME,tpot=TIME", help="For goodput. Default: that of the first graph."),
     ] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option("--prices", metavar="FILE", help="For cost and BCR: a plan's YAML file, or its `prices` alone."),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -140,6 +144,7 @@ def ab(
         error=error,
         early=early,
         slo=slo,
+        prices=prices,
         overrides=overrides or [],
         driver=driver.value,
         wait_timeout=wait_timeout,

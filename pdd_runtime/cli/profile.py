@@ -13,11 +13,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Rows
 from rich.text import Text
 
-from pdd_runtime.cli.bench import OWN_FRONTEND
 from pdd_runtime.cli.console import OK, Consoles
 from pdd_runtime.cli.find import find, is_file
 from pdd_runtime.cli.front import front_of
 from pdd_runtime.cli.interrupt import run
+from pdd_runtime.cli.targets import OWN_FRONTEND
 from pdd_runtime.cli.validate import load_checked
 from pdd_runtime.errors import PddError
 from pdd_runtime.experiments.html import seconds, size

@@ -66,18 +66,21 @@ class Client:
         `front`: of the graph at `url`, where that is known. `settling`: seconds that a request's transfers may go on
         after its answer, until its timeline is taken as it is."""
         self.url = url.rstrip("/")
-        self._timeout, self._salt, self._model, self._front = timeout, salt, "", front
+        self._timeout, self._salt, self._front = timeout, salt, front
+        self.model = ""
+        """That is served there; known when it is entered."""
         self._settling = settling
         # Loading certificates takes tens of milliseconds: once, not for every request.
         self._tls = httpx.create_ssl_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._tasks = asyncio.TaskGroup()
+        self._following: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Client:
         """Raises `RemoteError` where nobody answers at the URL."""
         try:
             async with self._http() as http:
                 answer = await http.get("/v1/models", timeout=_CONNECT)
-                self._model = str(answer.raise_for_status().json()["data"][0]["id"])
+                self.model = str(answer.raise_for_status().json()["data"][0]["id"])
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
             raise RemoteError(
                 "no model is served here", where=self.url, why=_why(error), fix="`pdd-runtime ps` shows the URL"
@@ -95,7 +98,7 @@ class Client:
         with it at temperature 1. `salt`: instead of the client's own."""
         return msgspec.json.encode(
             {
-                "model": self._model,
+                "model": self.model,
                 "prompt": prompt,
                 "max_tokens": output,
                 **({"temperature": 0} if seed is None else {"temperature": 1, "seed": seed}),
@@ -123,7 +126,23 @@ class Client:
             outcome.ended = now()
             if outcome.request_id:
                 # The same connection, since several frontends may listen behind the URL.
-                self._tasks.create_task(self._fetch_timeline(stack.pop_all(), http, outcome))
+                self._follow(stack.pop_all(), http, outcome)
+
+    async def follow(self, outcome: Outcome) -> None:
+        """Get the timeline of a request that somebody else has sent."""
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(self._http())
+            self._follow(stack.pop_all(), http, outcome)
+
+    async def settled(self) -> None:
+        """Until the timelines of all requests so far are there: the graph then has nothing more to do for them."""
+        while self._following:
+            await asyncio.wait(self._following)
+
+    def _follow(self, stack: AsyncExitStack, http: httpx.AsyncClient, outcome: Outcome) -> None:
+        task = self._tasks.create_task(self._fetch_timeline(stack, http, outcome))
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
 
     async def _stream(self, http: httpx.AsyncClient, body: bytes, outcome: Outcome) -> None:
         headers = {"content-type": "application/json"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from pdd_runtime.experiments.outcome import METRICS
 from pdd_runtime.experiments.report import Report
@@ -46,6 +46,14 @@ class Chart(NamedTuple):
 
 def to_html(report: Report) -> str:
     """The whole page."""
+    charts = [chart for metric in METRICS if (chart := _chart(report, metric)) is not None]
+    return template("bench.html.j2").render(
+        report=report, charts=charts, metrics=METRICS, seconds=seconds, bytes=size, share=share
+    )
+
+
+def template(name: str) -> Template:
+    """One of the package's own."""
     environment = Environment(
         loader=PackageLoader("pdd_runtime.experiments"),
         autoescape=True,
@@ -53,10 +61,7 @@ def to_html(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    charts = [chart for metric in METRICS if (chart := _chart(report, metric)) is not None]
-    return environment.get_template("bench.html.j2").render(
-        report=report, charts=charts, metrics=METRICS, seconds=seconds, bytes=size, share=share
-    )
+    return environment.get_template(name)
 
 
 def seconds(value: float | None) -> str:
@@ -91,8 +96,8 @@ def _chart(report: Report, metric: str) -> Chart | None:
     if not rows:
         return None
     top = max(max(value, high) for _, _, value, (_, high) in rows)
-    step = _step(top / _TICKS)
-    end = step * max(1, math.ceil(top / step)) if step else 1.0
+    width = step(top / _TICKS)
+    end = width * max(1, math.ceil(top / width)) if width else 1.0
 
     left = min(_WIDE, max(_NARROW, 20 + _LETTER * max(len(name) for name in report.graphs)))
 
@@ -112,11 +117,13 @@ def _chart(report: Report, metric: str) -> Chart | None:
             Mark(statistic, place(value), y + _ROW / 2, place(low), place(high), f"{statistic} {seconds(value)}")
         )
         y += _ROW
-    ticks = [(place(step * n), seconds(step * n) if n else "0") for n in range(round(end / step) + 1)] if step else []
+    ticks = (
+        [(place(width * n), seconds(width * n) if n else "0") for n in range(round(end / width) + 1)] if width else []
+    )
     return Chart(metric, METRICS[metric], left + _WIDTH + _RIGHT, round(y) + _FOOT, left, names, marks, ticks)
 
 
-def _step(rough: float) -> float:
+def step(rough: float) -> float:
     """The next 1, 2 or 5 times a power of ten."""
     if rough <= 0:
         return 0.0

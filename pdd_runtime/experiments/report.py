@@ -139,13 +139,14 @@ def report(workload: Workload, requests: int, seed: int, measured: Sequence[Meas
         requests=requests,
         seed=seed,
         baseline=base.name,
-        graphs={one.name: _graph(one, workload, requests) for one in measured},
+        graphs={one.name: graph_report(one, workload, requests) for one in measured},
         ratios=ratios,
         ci=Confidence(graphs=around, ratios=ratios_around),
     )
 
 
-def _graph(one: Measured, workload: Workload, requests: int) -> GraphReport:
+def graph_report(one: Measured, workload: Workload, requests: int) -> GraphReport:
+    """`requests`: that it was to be sent."""
     outcomes = one.outcomes
     answered = [outcome for outcome in outcomes if outcome.error is None]
     timelines = [outcome.timeline for outcome in outcomes if outcome.timeline is not None]

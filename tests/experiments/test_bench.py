@@ -18,8 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
-from pdd_runtime.cli.bench import BenchOptions, base_of, run_bench
+from pdd_runtime.cli.bench import BenchOptions, run_bench
 from pdd_runtime.cli.console import USAGE, Consoles
+from pdd_runtime.cli.targets import base_of
 from pdd_runtime.experiments.report import Report
 from tests.cli.shell import Cli, until
 
