@@ -83,5 +83,5 @@ def tables() -> list[Table]:
             cells.append([f"{label}: {name}", *(f"{row[key]:.1%}".replace("%", " %") for row in windows)])
         cells.append([f"{label}: P90 to the second token, s", *(f"{row['ttft']:.1f}" for row in windows)])
     columns = ["requests sent in minutes", *(f"{row['until'] - WINDOW / 60:.0f}–{row['until']:.0f}" for row in windows)]
-    note = "Conversations of six turns, 11.5 requests/s, over the report's PDD: of the first prompt main lacks all, then little."
+    note = "Conversations of six turns, 11.5 requests/s, over the report's PDD. Main lacks all of a first prompt, and then little."
     return [Table("What ends on the relay", columns, cells, [note])]
