@@ -137,7 +137,7 @@ class Admission:
             if key is None:
                 continue
             worker = world.workers[key]
-            requests = worker.requests
+            requests = worker.pool.loads[worker.index]
             if not requests:
                 continue
             pool = worker.pool
@@ -146,7 +146,9 @@ class Admission:
                 without.update(
                     each.key
                     for each in pool.workers
-                    if each is worker or self._full(each) or (each.requests and each.tokens + need > pool.most_tokens)
+                    if each is worker
+                    or self._full(each)
+                    or (pool.loads[each.index] and each.tokens + need > pool.most_tokens)
                 )
                 return True
         if route.prefill is None or route.kind == "P-RLD":
@@ -164,7 +166,7 @@ class Admission:
     @staticmethod
     def _full(worker: Worker) -> bool:
         pool = worker.pool
-        return worker.requests >= pool.most or worker.waiting > pool.most_waiting
+        return pool.loads[worker.index] >= pool.most or worker.waiting > pool.most_waiting
 
     def _shut(self) -> bool:
         """No route can have room, whatever a request is like."""

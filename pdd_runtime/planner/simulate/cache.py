@@ -51,12 +51,18 @@ class SimCache:
     A block in which two sequences part is not shared. A sequence's last block, partly full, is found again by whoever
     goes on behind its end."""
 
-    __slots__ = ("_chains", "_queue", "_tick", "block", "capacity", "evicted", "held", "pinned", "used")
+    __slots__ = (
+        "_chains", "_holders", "_place", "_queue", "_tick", "block", "capacity", "evicted", "held", "pinned",
+        "used",
+    )  # fmt: skip
 
-    def __init__(self, capacity: int, block: int) -> None:
+    def __init__(self, capacity: int, block: int, holders: dict[int, set[int]] | None = None, place: int = 0) -> None:
+        """`holders`: by chain, the places of caches that have something of it; this one keeps its own `place` in it."""
         if capacity < 0 or block < 1:
             raise ValueError(f"no such cache: {capacity} tokens in blocks of {block}")
         self.capacity, self.block = capacity, block
+        self._holders: dict[int, set[int]] = {} if holders is None else holders
+        self._place = place
         self.used = 0
         """Tokens in its blocks, of which the last of a sequence may be partly full."""
         self.held = 0
@@ -102,6 +108,11 @@ class SimCache:
             chain = chains.get(number)
             if chain is None:
                 chain = chains[number] = Chain(number, parent, base, start)
+                holders = self._holders.get(number)
+                if holders is None:
+                    self._holders[number] = {self._place}
+                else:
+                    holders.add(self._place)
                 if parent is not None:
                     parent.children[base] = parent.children.get(base, 0) + 1
             used = chain.used
@@ -164,6 +175,8 @@ class SimCache:
 
     def clear(self) -> None:
         """All is lost, as when the worker dies; also what was pinned or held."""
+        for number in self._chains:
+            self._unheld(number)
         self._chains.clear()
         self._queue.clear()
         self.used = self.held = self.pinned = 0
@@ -208,6 +221,7 @@ class SimCache:
     def _forget(self, chain: Chain) -> None:
         chain.used.clear()
         del self._chains[chain.number]
+        self._unheld(chain.number)
         parent = chain.parent
         if parent is None:
             return
@@ -217,6 +231,12 @@ class SimCache:
         else:
             del children[chain.base]
         self._enqueue(parent)
+
+    def _unheld(self, number: int) -> None:
+        holders = self._holders[number]
+        holders.discard(self._place)
+        if not holders:
+            del self._holders[number]
 
     def _enqueue(self, chain: Chain) -> None:
         if not chain.queued and chain.used and chain.kept < chain.used[0][0]:

@@ -48,7 +48,7 @@ class DecodeWorker(Worker):
     """Relay, main or aggregated."""
 
     __slots__ = (
-        "_active", "_began", "_boundary", "_computing", "_context", "_ends", "_numbers", "_queue", "_slow", "_step",
+        "_began", "_boundary", "_computing", "_context", "_ends", "_numbers", "_queue", "_slow", "_step",
         "_steps", "_wake",
     )  # fmt: skip
 
@@ -60,7 +60,6 @@ class DecodeWorker(Worker):
         self._ends: list[tuple[int, int, Sequence]] = []
         self._slow: list[tuple[int, float]] = []
         """(step, seconds): of each step that none since was slower than. Times fall along the list."""
-        self._active = 0
         self._context = 0
         """Tokens of all that are in the batch."""
         self._steps = 0
@@ -69,14 +68,6 @@ class DecodeWorker(Worker):
         """When the next step begins, and when its pass did, which may have extends before it."""
         self._wake = inf
         self._numbers = 0
-
-    @property
-    def running(self) -> int:
-        return self._active
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
 
     def decode(self, answer: Answer, context: int, extend: int, tokens: int) -> Sequence:
         """Go on behind `context` tokens, of which the last `extend` are computed first."""
@@ -87,8 +78,9 @@ class DecodeWorker(Worker):
     def enqueue(self, sequence: Sequence) -> None:
         """The same, for one that has been made before."""
         sequence.since = self.events.now
-        if self._queue or self._active + len(self._computing) >= self.pool.model.batch_limit:
+        if self._queue or self.running + len(self._computing) >= self.pool.model.batch_limit:
             self._queue.append(sequence)
+            self.waiting += 1
         else:
             self._enter(sequence)
 
@@ -96,7 +88,7 @@ class DecodeWorker(Worker):
         """Compute the last `tokens` of `context` known ones, beside what is decoded. Returns when it is done."""
         self._advance()
         now, model = self.events.now, self.pool.model
-        if self._active:
+        if self.running:
             self._delay(self._extra(context, tokens))
             done = self._boundary + self._step
             self._reschedule()
@@ -140,6 +132,7 @@ class DecodeWorker(Worker):
             self._fill()
         elif sequence in self._queue:
             self._queue.remove(sequence)
+            self.waiting -= 1
         elif sequence in self._computing:
             self._computing.remove(sequence)
 
@@ -150,7 +143,7 @@ class DecodeWorker(Worker):
         self._computing.clear()
         self._ends.clear()
         self._slow.clear()
-        self._active = self._context = 0
+        self._context = 0
         self._wake = inf
 
     # The batch
@@ -176,7 +169,7 @@ class DecodeWorker(Worker):
             self._advance()
             at = sequence.context - sequence.extend + model.chunk
             sequence.extend -= model.chunk
-            if self._active:
+            if self.running:
                 self._delay(self._extra(at, model.chunk))
                 self._reschedule()
             else:
@@ -184,12 +177,12 @@ class DecodeWorker(Worker):
                 self.pool.busy += seconds
                 self._boundary = max(self.events.now, self._boundary) + seconds
         if computing:
-            self.events.push(self._boundary + (self._step if self._active else 0.0), self._pass, epoch)
+            self.events.push(self._boundary + (self._step if self.running else 0.0), self._pass, epoch)
 
     def _join(self, sequence: Sequence) -> None:
         self._advance()
-        late = self._active > 0 and self.events.now > self._began + _SLACK * self._step
-        self._active += 1
+        late = self.running > 0 and self.events.now > self._began + _SLACK * self._step
+        self.running += 1
         self._context += sequence.context
         self._price()
         self._delay(self._extra(sequence.context, sequence.extend) if sequence.extend > 1 else 0.0)
@@ -216,16 +209,17 @@ class DecodeWorker(Worker):
 
     def _leave(self, sequence: Sequence) -> None:
         sequence.joined = False
-        self._active -= 1
+        self.running -= 1
         self._context -= sequence.context + max(0, self._steps - sequence.start)
         self.pool.request_time.add((self.events.now - sequence.since) / self.pool.model.batch_limit, 1)
 
     def _fill(self) -> None:
-        if self._active:
+        if self.running:
             self._price()
         elif self._slow:
             self._slow.clear()
-        while self._queue and self._active + len(self._computing) < self.pool.model.batch_limit:
+        while self._queue and self.running + len(self._computing) < self.pool.model.batch_limit:
+            self.waiting -= 1
             self._enter(self._queue.popleft())
         self._reschedule()
 
@@ -235,7 +229,7 @@ class DecodeWorker(Worker):
         behind = now - self._boundary
         if behind <= 0:
             return
-        if not self._active:
+        if not self.running:
             self._boundary = self._began = now
             return
         steps = ceil(behind / self._step - _SLACK)
@@ -243,12 +237,12 @@ class DecodeWorker(Worker):
             seconds = steps * self._step
             self._boundary += seconds
             self._steps += steps
-            self._context += steps * self._active
+            self._context += steps * self.running
             self.pool.busy += seconds
         self._began = self._boundary
 
     def _price(self) -> None:
-        self._step = self.pool.model.latency.decode(self._active, self._context / self._active)
+        self._step = self.pool.model.latency.decode(self.running, self._context / self.running)
 
     def _extra(self, context: int, tokens: int) -> float:
         """Seconds that a step takes longer because so many known tokens are computed in it instead of one."""

@@ -85,16 +85,14 @@ class Flight:
 
     def _take_prefill(self, prefill: PrefillWorker) -> None:
         need = self.prompt - self.world.views.hits[prefill.key]
-        prefill.requests += 1
-        prefill.tokens += need
+        prefill.take(need)
         self.prefill_need = need
 
     def _take_main(self, main: DecodeWorker) -> None:
         world = self.world
         self.main_cached = hit = world.views.hits[main.key]
         need = self.prompt - hit + int(min(self.max_tokens, world.admission.answer))
-        main.requests += 1
-        main.tokens += need
+        main.take(need)
         self.main_need = need
 
     def _fetch_to_main(self, prefill: PrefillWorker, main: DecodeWorker) -> None:
@@ -176,8 +174,7 @@ class Flight:
             self.longest = seconds
 
     def _leave_prefill(self) -> None:
-        self.prefill.requests -= 1
-        self.prefill.tokens -= self.prefill_need
+        self.prefill.leave(self.prefill_need)
         self.prefill_need = -1
 
     # What main says
@@ -258,8 +255,7 @@ class Flight:
         self.world.ended(self)
 
     def _leave_main(self) -> None:
-        self.main.requests -= 1
-        self.main.tokens -= self.main_need
+        self.main.leave(self.main_need)
         self.main_need = -1
 
     # When a worker is lost

@@ -15,6 +15,10 @@ WINDOW = 32
 """Requests after which what was measured before counts for half, as `pdd_runtime.worker.work` has it."""
 
 
+DEAD = 1 << 60
+"""More sessions than any worker has."""
+
+
 class Spent:
     """Seconds, and how much was done in them."""
 
@@ -48,6 +52,11 @@ class Pool:
             events, name, role, cluster, model, delay,
         )  # fmt: skip
         self.workers: list[Worker] = []
+        self.loads: list[int] = []
+        """Sessions that need each of them; `DEAD` for one that is not there."""
+        self.holders: dict[int, set[int]] = {}
+        """By chain, the indices of workers that have something of it cached."""
+        self.token_bytes = int(model.kv_token)
         self.token_time, self.request_time = Spent(), Spent()
         self.busy = 0.0
         """Seconds in which its workers computed, all together."""
@@ -56,34 +65,50 @@ class Pool:
 
 
 class Worker:
-    """What all workers have."""
+    """What all workers have. Its engine computes `running` requests, and `waiting` ones are in its own queue."""
 
-    __slots__ = ("alive", "cache", "epoch", "events", "index", "key", "pool", "requests", "tokens")
+    __slots__ = ("alive", "cache", "epoch", "events", "index", "key", "pool", "running", "tokens", "waiting")
 
     def __init__(self, pool: Pool, index: int) -> None:
         self.pool, self.index, self.events = pool, index, pool.events
         self.epoch = 1
         self.key = WorkerKey(pool.name, index, "1")
-        self.cache = SimCache(pool.model.capacity, pool.model.block)
-        self.requests = 0
-        """Sessions that need it: what the driver knows of its load."""
+        self.cache = SimCache(pool.model.capacity, pool.model.block, pool.holders, index)
         self.tokens = 0
-        """That those will need there, as admission reckons."""
+        """That those that need it will need there, as admission reckons."""
         self.alive = True
+        self.running = self.waiting = 0
+        pool.workers.append(self)
+        pool.loads.append(0)
+
+    @property
+    def requests(self) -> int:
+        """Sessions that need it: what the driver knows of its load."""
+        return self.pool.loads[self.index] if self.alive else 0
+
+    def take(self, tokens: int) -> None:
+        """A session needs it, and so many tokens there."""
+        self.pool.loads[self.index] += 1
+        self.tokens += tokens
+
+    def leave(self, tokens: int) -> None:
+        """It needs it no more."""
+        self.pool.loads[self.index] -= 1
+        self.tokens -= tokens
+
+    def vanish(self) -> None:
+        """It is dead, and gets no requests; what it was doing can still be looked at, until `fail`."""
+        self.alive = False
+        self.pool.loads[self.index] = DEAD
 
     def fail(self) -> None:
-        """It is dead. What comes back in its place has nothing."""
+        """What comes back in its place has nothing."""
         self.epoch += 1
         self.key = WorkerKey(self.pool.name, self.index, str(self.epoch))
-        self.requests = self.tokens = 0
+        self.tokens = self.running = self.waiting = 0
         self.cache.clear()
 
-    @property
-    def running(self) -> int:
-        """Requests that its engine computes."""
-        raise NotImplementedError
-
-    @property
-    def waiting(self) -> int:
-        """Requests in its engine's own queue."""
-        raise NotImplementedError
+    def come_back(self) -> None:
+        """It takes requests again."""
+        self.alive = True
+        self.pool.loads[self.index] = 0

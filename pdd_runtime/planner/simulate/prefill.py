@@ -50,16 +50,9 @@ class PrefillWorker(Worker):
         self._computed = 0.0
         """Seconds of passes since a prompt ended."""
 
-    @property
-    def running(self) -> int:
-        return len(self._jobs)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
     def add(self, prompt: Prompt) -> None:
         self._queue.append(prompt)
+        self.waiting += 1
         if not self._passing:
             self._next()
 
@@ -74,6 +67,7 @@ class PrefillWorker(Worker):
         self._jobs = [job for job in self._jobs if job.prompt is not prompt]
         if prompt in self._queue:
             self._queue.remove(prompt)
+        self.running, self.waiting = len(self._jobs), len(self._queue)
 
     def _next(self) -> None:
         jobs, queue, model = self._jobs, self._queue, self.pool.model
@@ -82,6 +76,8 @@ class PrefillWorker(Worker):
             prompt = queue.popleft()
             cached = min(self.cache.hit(prompt.spans), prompt.prompt - 1)
             jobs.append(_Job(prompt, cached, prompt.prompt - cached))
+            self.waiting -= 1
+            self.running += 1
             prompt.begins(cached)
         if not jobs:
             self._passing = False
@@ -126,6 +122,7 @@ class PrefillWorker(Worker):
                 continue
             if job in jobs:
                 jobs.remove(job)
+                self.running -= 1
                 prompt = job.prompt
                 pool.token_time.add(self._computed, job.new)
                 pool.request_time.add(self._computed, 1)

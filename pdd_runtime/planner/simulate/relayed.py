@@ -64,8 +64,7 @@ class Relayed(Flight):
         world = self.world
         hit = world.views.hits[relay.key]
         need = self.prompt - hit + int(min(self.max_tokens, world.admission.answer))
-        relay.requests += 1
-        relay.tokens += need
+        relay.take(need)
         self.relay_need = need
         way = world.ways.between(prefill.pool.name, relay.pool.name)
         self.relay_fetch = Fetch(world.events, prefill, relay, way, self.prompt, hit, self.relay_arrived)
@@ -282,8 +281,7 @@ class Relayed(Flight):
             self.world.admission.less()
 
     def _leave_relay(self) -> None:
-        self.relay.requests -= 1
-        self.relay.tokens -= self.relay_need
+        self.relay.leave(self.relay_need)
         self.relay_need = -1
 
     def _settle(self) -> None:

@@ -6,9 +6,13 @@ from collections.abc import Collection, Mapping
 
 from pdd_runtime.graph import Graph
 from pdd_runtime.planner.simulate.cache import Spans
-from pdd_runtime.planner.simulate.pool import Pool, Worker
+from pdd_runtime.planner.simulate.link import SimLink
+from pdd_runtime.planner.simulate.pool import DEAD, Pool
 from pdd_runtime.planner.simulate.ways import Ways
 from pdd_runtime.plugins.routing import ClusterView, EdgeView, Finishing, LinkView, WorkerKey, WorkerView
+
+FEW = 4
+"""Workers that have something of a prompt that others lack, of whom all are shown."""
 
 
 class Views:
@@ -29,6 +33,12 @@ class Views:
             for name, link in graph.spec.links.items()
             for source, target in (link.between, link.between[::-1])
         ]
+        self._unused = {
+            (name, source): LinkView(
+                name=name, source=source, target=target, bandwidth=link.model.bandwidth, rtt=link.model.rtt
+            )
+            for link, name, source, target in self._links
+        }
 
     def view(
         self,
@@ -38,25 +48,67 @@ class Views:
         shut: Collection[tuple[str, str]] = (),
     ) -> ClusterView:
         """For a prompt; without some workers, and without the edges that bring KV over some links."""
-        hits = self.hits = {}
-        workers = []
+        hits: dict[WorkerKey, int] = {}
+        self.hits = hits
+        workers: list[WorkerView] = []
         for pool in self._pools:
-            for worker in pool.workers:
-                if worker.alive and worker.key not in without:
-                    hits[worker.key] = cached = worker.cache.hit(spans)
-                    workers.append(self._worker(worker, pool, cached))
+            members, model = pool.workers, pool.model
+            for place in self._all(pool, without) if self._whole or without else self._best(pool, spans):
+                worker = members[place]
+                requests, running, key = pool.loads[place], worker.running, worker.key
+                if running > requests:
+                    running = requests
+                hits[key] = cached = worker.cache.hit(spans)
+                workers.append(
+                    WorkerView(
+                        key=key,
+                        role=pool.role,
+                        cluster=pool.cluster,
+                        cached_tokens=cached,
+                        running=running,
+                        waiting=requests - running,
+                        batch_limit=model.batch_limit,
+                        token_bytes=pool.token_bytes,
+                        token_time=pool.token_time.each,
+                        request_time=pool.request_time.each,
+                    )
+                )
         return ClusterView(
-            workers=tuple(workers), edges=self._open(shut) if shut else self._edges, links=self._ways_now(),
+            workers=tuple(workers),
+            edges=self._open(shut) if shut else self._edges,
+            links=tuple([self._link(*each) for each in self._links]),
             finishing=finishing,
-        )  # fmt: skip
+        )
 
-    def _ways_now(self) -> tuple[LinkView, ...]:
-        return tuple(
-            LinkView(
-                name=name, source=source, target=target, bandwidth=link.model.bandwidth, rtt=link.model.rtt,
-                goodput=link.goodput, queue=int(link.queue),
-            )
-            for link, name, source, target in self._links
+    @staticmethod
+    def _all(pool: Pool, without: Collection[WorkerKey]) -> list[int]:
+        return [worker.index for worker in pool.workers if worker.alive and worker.key not in without]
+
+    @staticmethod
+    def _best(pool: Pool, spans: Spans) -> Collection[int]:
+        """The least loaded one, and, of those that have more of the prompt than others, the few there are or the least
+        loaded one."""
+        loads = pool.loads
+        least = min(loads)
+        if least >= DEAD:
+            return ()
+        first, count = loads.index(least), len(loads)
+        if count == 1:
+            return (first,)
+        chosen: set[int] | None = None
+        for chain, _ in spans:
+            holders = pool.holders.get(chain)
+            if holders is not None and len(holders) < count:
+                chosen = chosen or {first}
+                chosen.update(holders if len(holders) <= FEW else (min(holders, key=loads.__getitem__),))
+        return (first,) if chosen is None else sorted(chosen)
+
+    def _link(self, link: SimLink, name: str, source: str, target: str) -> LinkView:
+        if not link.made:
+            return self._unused[name, source]
+        return LinkView(
+            name=name, source=source, target=target, bandwidth=link.model.bandwidth, rtt=link.model.rtt,
+            goodput=link.goodput, queue=int(link.queue), stalled=self._ways.stalled(name, link),
         )  # fmt: skip
 
     def _open(self, shut: Collection[tuple[str, str]]) -> tuple[EdgeView, ...]:
@@ -64,19 +116,4 @@ class Views:
             edge
             for edge in self._edges
             if edge.carries != "kv" or self._ways.edge(edge.source, edge.target) not in shut
-        )
-
-    def _worker(self, worker: Worker, pool: Pool, cached: int) -> WorkerView:
-        running = min(worker.requests, worker.running)
-        return WorkerView(
-            key=worker.key,
-            role=pool.role,
-            cluster=pool.cluster,
-            cached_tokens=cached,
-            running=running,
-            waiting=worker.requests - running,
-            batch_limit=pool.model.batch_limit,
-            token_bytes=int(pool.model.kv_token),
-            token_time=pool.token_time.each,
-            request_time=pool.request_time.each,
         )

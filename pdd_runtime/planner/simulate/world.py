@@ -67,7 +67,6 @@ class World:
             kind = PrefillWorker if declared.role == "prefill" else DecodeWorker
             for index in range(declared.replicas):
                 worker = kind(pool, index)
-                pool.workers.append(worker)
                 self.workers[worker.key] = worker
         self.admission = Admission(self, graph)
         self.flights: dict[Flight, None] | None = {} if scenario.failures else None
@@ -184,7 +183,7 @@ class World:
         worker = self.pools[failure.name].workers[failure.index]
         if not worker.alive:
             return
-        worker.alive = False
+        worker.vanish()
         assert self.flights is not None
         for flight in list(self.flights):
             if not flight.over:
@@ -194,7 +193,7 @@ class World:
         self.events.push(self.events.now + failure.duration, self._returns, worker)
 
     def _returns(self, worker: Worker) -> None:
-        worker.alive = True
+        worker.come_back()
         self.workers[worker.key] = worker
         self.admission.less()
 
