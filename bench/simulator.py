@@ -54,7 +54,8 @@ class Case:
     graph: Path
     workload: Workload
     requests: int
-    overrides: tuple[str, ...] = ()
+    extent: Extent
+    """Of its profile: no further than the workload goes."""
 
 
 CASES = {
@@ -72,6 +73,7 @@ CASES = {
             }
         ),
         requests=300,
+        extent=Extent(),
     ),
     "quickstart": Case(
         HERE.parent / "graphs" / "quickstart.yaml",
@@ -86,6 +88,7 @@ CASES = {
             }
         ),
         requests=60,
+        extent=Extent(longest=2048, batch=2),
     ),
 }
 
@@ -148,20 +151,17 @@ async def measure(name: str, case: Case, graph: Graph, seed: int) -> tuple[Profi
         up = running(graph, str(case.graph), plugins, base, lambda status: watching.starting(name, status))
         async with up as url:
             async with RunningGraph(GraphState(graph.name, base)) as connected:
-                profile = await Profiling(connected, url, Extent(), watching.told).run()
+                profile = await Profiling(connected, url, case.extent, watching.told).run()
             target = Target(name, graph, url=url)
             measured = await bench([target], case.workload, case.requests, seed, plugins, watching)
     return profile, report(case.workload, case.requests, seed, measured).graphs[name]
 
 
 def links(graph: Graph, profile: Profile) -> dict[str, LinkModel]:
-    """As measured. Where a process emulates a link, each has one of its own."""
+    """As fast as they were measured. A process that emulates a link has it for itself: in these graphs one sends."""
+    declared = graph.spec.links
     return {
-        name: LinkModel(
-            bandwidth=(measured.goodput or graph.spec.links[name].bandwidth) / 8,
-            rtt=graph.spec.links[name].rtt,
-            per_sender=graph.spec.links[name].emulate,
-        )
+        name: LinkModel((measured.goodput or declared[name].bandwidth) / 8, declared[name].rtt)
         for name, measured in profile.links.items()
     }
 
@@ -243,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     for name in options.only or CASES:
         case = CASES[name]
-        graph = load(case.graph, [*case.overrides, *OWN_FRONTEND]).graph
+        graph = load(case.graph, OWN_FRONTEND).graph
         profile, measured = asyncio.run(measure(name, case, graph, options.seed))
         if options.profiles is not None:
             (options.profiles / f"{name}.profile.yaml").write_text(profile.to_yaml())

@@ -38,8 +38,6 @@ class LinkModel:
     """Of `shortest`: transfers of at most so many bytes go before all others."""
     ageing: float = 0.1
     """Of `shortest`: the share of the line that is the oldest transfer's."""
-    per_sender: bool = False
-    """Each sender has such a line for itself, as where every process emulates it."""
 
     def __post_init__(self) -> None:
         if self.bandwidth <= 0 or self.rtt < 0 or (self.flow_rate is not None and self.flow_rate <= 0):
