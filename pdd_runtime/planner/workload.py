@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from pdd_runtime.planner.arrivals import Arrivals
 from pdd_runtime.planner.distribution import Distribution
@@ -94,11 +103,20 @@ class Workload(BaseModel):
     def _consistent(self) -> Workload:
         if self.rate is not None and self.concurrency is not None:
             raise ValueError("rate (open loop) and concurrency (closed loop) exclude each other: leave one out")
-        if self.trace is not None:
-            said = sorted(self.model_fields_set & (_GENERATED | (_SHARED if self.trace.has_content else set())))
-            if said:
-                raise ValueError(f"the trace says {', '.join(said)} itself: leave it out")
+        if said := sorted(self.model_fields_set & self._recorded):
+            raise ValueError(f"the trace says {', '.join(said)} itself: leave it out")
         return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if key not in self._recorded}
+
+    @property
+    def _recorded(self) -> set[str]:
+        """Keys that the trace answers."""
+        if self.trace is None:
+            return set()
+        return _GENERATED | _SHARED if self.trace.has_content else _GENERATED
 
     @property
     def users(self) -> int:

@@ -44,6 +44,13 @@ def test_a_relative_path_begins_at_the_workloads_file(trace: Path) -> None:
     assert len(read_workload(str(trace.parent / "w.yaml")).sessions(1000, 0)) == 100
 
 
+def test_it_is_written_as_it_is_read_back(trace: Path) -> None:
+    workload = read_workload(f"trace=mooncake:{trace},rate=5")
+    written = trace.parent / "w.json"
+    written.write_text(json.dumps(workload.model_dump(mode="json")))
+    assert read_workload(str(written)).sessions(1000, 0) == workload.sessions(1000, 0)
+
+
 def test_scaled_prompts_have_the_same_share_in_common(trace: Path) -> None:
     text = f"trace: {{format: mooncake, file: {trace.name}, scale: 0.013, requests: 40}}\n"
     (trace.parent / "w.yaml").write_text(text)
