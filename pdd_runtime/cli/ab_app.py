@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from pdd_runtime.cli import complete
+from pdd_runtime.cli.ab_live_app import add_live
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.options import ReportFormat, examples
 
@@ -152,3 +153,6 @@ def ab(
         out=out,
     )
     raise typer.Exit(run_ab(options, Consoles()))
+
+
+add_live(app)

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from pdd_runtime.discovery import open_discovery
 from pdd_runtime.errors import GraphError, PddError
 from pdd_runtime.frontend.doors import Access
+from pdd_runtime.frontend.experiment import Experiment
 from pdd_runtime.frontend.server import listen, more_files, url
 from pdd_runtime.frontend.servers import Servers, admin_socket
 from pdd_runtime.frontend.service import Service
@@ -118,7 +119,7 @@ async def _run(
                 plane=await plane.start(_HOST),
             )
             await driver.start()
-            service = Service(driver, timelines, frontend.deadline)
+            service = Service(driver, timelines, frontend.deadline, Experiment.of(graph, options.graph.parent))
             siblings = Siblings(service, key if shared else None, tls, several=len(graph.frontends) > 1)
             servers = Servers(service, siblings, access, frontend, sock, admin)
             if not shared:

@@ -114,7 +114,7 @@ class Answer(Response):
         """How far its sessions are."""
         seconds = round(now() - self._arrived, 6)
         return [
-            Listed(session.id, None, seconds, pace.tokens, self._visit.name)
+            Listed(session.id, None, seconds, pace.tokens, self._visit.name, session.variant)
             for session, pace in zip(self._job.sessions, self._paces, strict=True)
         ]
 

@@ -28,6 +28,7 @@ from pdd_runtime.frontend.request_ids import RequestIds
 from pdd_runtime.frontend.requests import Body, ChatRequest, CompletionRequest
 from pdd_runtime.frontend.service import Service
 from pdd_runtime.frontend.siblings import Siblings
+from pdd_runtime.frontend.variants import add_variants
 from pdd_runtime.frontend.visit import Visit
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.engine import Load
@@ -121,6 +122,9 @@ def _add_inspection(app: FastAPI, service: Service, siblings: Siblings) -> None:
             raise NotFoundError(f"no request {request_id!r} is running", where="id", why="it has ended, or never began")
         return _json({"id": request_id, "cancelled": True})
 
+    if service.experiment is not None:
+        add_variants(app, service.experiment, siblings)
+
     @app.get("/pdd/workers")
     async def workers() -> Response:
         """Those that take new sessions, and how busy they are, as they last said: a moment ago."""
@@ -172,6 +176,9 @@ async def _answer(
         visit.begin()
         asked = await body.read(request, model)
         job = visit.admit(asked, await make(asked, await service.model(), request_id))
+        if service.experiment is not None:
+            job = service.experiment.assign(asked, job, request.scope["headers"])
+            request.scope["pdd_variant"] = job.sessions[0].variant
     except BaseException as error:
         visit.end(0)
         if isinstance(error, ClientDisconnect):

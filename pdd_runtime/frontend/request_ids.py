@@ -1,4 +1,4 @@
-"""Every response says which request it answers."""
+"""Every response says which request it answers, and which variant of the graph it had."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pdd_runtime.clock import now
 from pdd_runtime.ids import new_id
 
 HEADER = "x-pdd-request-id"
+VARIANT = "x-pdd-variant"
+"""Only where the graph has variants."""
 _RAW = HEADER.encode()
 
 
@@ -27,6 +29,8 @@ class RequestIds:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (_RAW, request_id.encode())]
+                if (variant := scope.get("pdd_variant")) is not None:
+                    message["headers"].append((VARIANT.encode(), variant.encode()))
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -46,13 +46,15 @@ class Servers:
             (create_server(create_app(service, siblings, access, part), frontend.connections, frontend.tls), sock)
             for sock, part in parts.items()
         ]
-        self._access, self._siblings = access, siblings
+        self._access, self._siblings, self._experiment = access, siblings, service.experiment
 
     async def serve(self) -> None:
         beside: list[asyncio.Task[None]] = []
         if self._access is not None:
             beside.append(asyncio.create_task(self._access.watch(), name="API keys"))
             beside.append(asyncio.create_task(self._siblings.share(self._access.ledger), name="use of API keys"))
+        if self._experiment is not None:
+            beside.append(asyncio.create_task(self._siblings.guard(self._experiment), name="guardrails"))
         try:
             async with asyncio.TaskGroup() as group:
                 for server, sock in self._servers:

@@ -15,6 +15,7 @@ from pdd_runtime.clock import now
 from pdd_runtime.errors import Cancelled, DeadlineExceeded, NoRoute, PddError
 from pdd_runtime.frontend.bell import Turn
 from pdd_runtime.frontend.errors import EndedByOperatorError
+from pdd_runtime.frontend.experiment import Experiment
 from pdd_runtime.frontend.language import Language
 from pdd_runtime.frontend.model import ServedModel
 from pdd_runtime.observe import Timelines
@@ -44,6 +45,8 @@ class Listed(msgspec.Struct, frozen=True):
     """Sent to the client."""
     key: str = ""
     """The name of the API key that asked; empty where there are none."""
+    variant: str = ""
+    """Of the graph's, that serves it; empty where there are none."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -75,11 +78,18 @@ class Running(Protocol):
 class Service:
     """The driver, the model it serves, and what is known about requests."""
 
-    def __init__(self, driver: Driver, timelines: Timelines, deadline: float | None = None) -> None:
-        """`deadline`: seconds that a request may take."""
-        self.driver, self.timelines, self.deadline = driver, timelines, deadline
+    def __init__(
+        self,
+        driver: Driver,
+        timelines: Timelines,
+        deadline: float | None = None,
+        experiment: Experiment | None = None,
+    ) -> None:
+        """`deadline`: seconds that a request may take. `experiment`: of a graph with variants."""
+        self.driver, self.timelines, self.deadline, self.experiment = driver, timelines, deadline, experiment
         self.turn = Turn()
-        self.metrics = Metrics(lambda: driver.sessions, driver.links, driver.collectors)
+        collectors = (*driver.collectors, *([experiment] if experiment else ()))
+        self.metrics = Metrics(lambda: driver.sessions, driver.links, collectors, variants=experiment is not None)
         self._ended: deque[Ended] = deque(maxlen=timelines.limit)
         self._model: ServedModel | None = None
         self._loading = asyncio.Lock()
@@ -150,10 +160,14 @@ class Service:
 
     def ended(self, session_id: str, status: int, seconds: float, pace: Pace | None = None, key: str = "") -> None:
         """Count a session that ended, or a request that never became one."""
-        ended = Listed(session_id, status, round(seconds, 6), pace.tokens if pace else 0, key)
+        timeline = self.timelines.get(session_id)
+        variant = timeline.variant if timeline else ""
+        ended = Listed(session_id, status, round(seconds, 6), pace.tokens if pace else 0, key, variant)
         log.info("request %s ended: status %d, %d tokens, %.3f s", session_id, status, ended.tokens, seconds)
         self._ended.append(Ended(now(), ended))
-        self.metrics.ended(status, seconds, pace, self.timelines.get(session_id))
+        self.metrics.ended(status, seconds, pace, timeline)
+        if self.experiment is not None and timeline is not None:
+            self.experiment.ended(timeline, status, seconds, pace)
 
     async def stop(self, patience: float, quiet: Callable[[], bool] = lambda: True) -> None:
         """Be ready no more; give the requests that run, and those that still come until it is `quiet`, `patience`

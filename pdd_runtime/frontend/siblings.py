@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
 
 from pdd_runtime.errors import PddError
+from pdd_runtime.frontend.experiment import GUARDRAIL, Experiment
 from pdd_runtime.frontend.limits import Ledger, Used
 from pdd_runtime.frontend.service import Listed, Recent, Service
 from pdd_runtime.observe.metrics import labelled
+from pdd_runtime.observe.tally import Seen
+from pdd_runtime.pipeline.decisions import Decision, Kind
 from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.messages import Empty, RequestId
 from pdd_runtime.plugins.routing import WorkerKey
@@ -23,6 +27,8 @@ T = TypeVar("T")
 
 PATIENCE = 2.0
 """Seconds for a sibling to answer."""
+GUARD_EVERY = 1.0
+"""Seconds between two looks at how variants do."""
 SHARE_EVERY = 1.0
 """Seconds in which all have heard what the others' clients have used."""
 
@@ -39,6 +45,12 @@ class Cancel(msgspec.Struct, frozen=True):
     id: str
     by: str
     """Who says so, in words."""
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """This has been decided about variants."""
+
+    decisions: tuple[Decision, ...]
 
 
 class Siblings:
@@ -63,6 +75,8 @@ class Siblings:
         plane.unary("frontend.metrics", Empty, self._on_metrics)
         plane.unary("frontend.cancel", Cancel, self._on_cancel)
         plane.unary("frontend.used", Empty, self._on_used)
+        plane.unary("frontend.seen", Empty, self._on_seen)
+        plane.unary("frontend.decided", Decided, self._on_decided)
         self._watching = asyncio.create_task(self._watch(discovery), name="siblings")
 
     async def close(self) -> None:
@@ -104,6 +118,42 @@ class Siblings:
             await asyncio.sleep(SHARE_EVERY)
             if self._others:
                 ledger.hear(await self._ask("frontend.used", Empty(), dict[str, Used]))
+
+    async def guard(self, experiment: Experiment) -> None:
+        """Take up what is decided about variants, and decide where a guardrail asks for it: one of the processes does
+        that for all. Endless."""
+        while True:
+            await asyncio.sleep(GUARD_EVERY)
+            try:
+                experiment.look()
+                if self._first:
+                    for variant, why in experiment.worse(await self.seen(experiment)):
+                        await self.decide(experiment, "rollback", (variant,), GUARDRAIL, why)
+            except PddError as error:
+                log.error("the guardrails: %s", error)
+
+    async def seen(self, experiment: Experiment) -> dict[str, Seen]:
+        """What became of each variant's requests, in all processes."""
+        together = {name: Seen.none(experiment.window) for name in experiment.graph.spec.variants}
+        for part in (experiment.seen(), *(await self._ask("frontend.seen", Empty(), dict[str, Seen])).values()):
+            for name in together.keys() & part.keys():
+                together[name].merge(part[name])
+        return together
+
+    async def decide(
+        self, experiment: Experiment, kind: Kind, variants: Iterable[str], by: str, why: str = ""
+    ) -> tuple[Decision, ...]:
+        """Returns what is new in it, when all processes go by it. Raises `RequestError` and `LaunchError`."""
+        new = experiment.decide(kind, variants, by, why)
+        if new:
+            await self._ask("frontend.decided", Decided(new), type(None))
+        return new
+
+    @property
+    def _first(self) -> bool:
+        """None that serves has a lower number."""
+        ready = [member.key for member in self._others if member.state == "ready"]
+        return self._key is None or all(self._key < key for key in ready)
 
     async def metrics(self) -> bytes:
         """Prometheus text; where there are several processes, with a label that says whose a series is."""
@@ -151,6 +201,13 @@ class Siblings:
 
     async def _on_used(self, request: Empty, context: RpcContext) -> dict[str, Used]:
         return self._ledger.used()
+
+    async def _on_seen(self, request: Empty, context: RpcContext) -> dict[str, Seen]:
+        return self._service.experiment.seen() if self._service.experiment else {}
+
+    async def _on_decided(self, request: Decided, context: RpcContext) -> None:
+        if self._service.experiment is not None:
+            self._service.experiment.hear(request.decisions)
 
     async def _on_metrics(self, request: Empty, context: RpcContext) -> bytes:
         return self._service.metrics.text()

@@ -32,26 +32,32 @@ class Metrics:
         sessions: Callable[[], float],
         links: Callable[[], Iterable[LinkView]] = tuple,
         collectors: Iterable[Collector] = (),
+        *,
+        variants: bool = False,
     ) -> None:
         """Asked at each scrape: `sessions`, how many are in flight, `links`, what is known of the links, and
-        `collectors`, who have series of their own."""
+        `collectors`, who have series of their own. `variants`: requests are split between some, so what is counted by
+        route or tier has a label that says whose it is."""
+        self._variants = variants
         self.registry = registry = CollectorRegistry()
         for collector in (_Links(links), *collectors):
             registry.register(collector)
         self._requests = Counter(
-            "pdd_requests", "Requests that ended, by HTTP status (499: the client left) and route", ("status", "route"),
-            registry=registry,
+            "pdd_requests", "Requests that ended, by HTTP status (499: the client left) and route",
+            self._by("status", "route"), registry=registry,
         )  # fmt: skip
-        self._ttft = _waits("pdd_ttft_seconds", "Arrival to the first token", registry)
-        self._tenth = _waits("pdd_tenth_token_seconds", "Arrival to the tenth token", registry)
-        self._e2e = _waits("pdd_e2e_seconds", "Arrival to the end of a whole answer", registry)
-        self._tpot = _steps("pdd_tpot_seconds", "Mean time per token after the first", registry)
-        self._gap = _steps("pdd_longest_gap_seconds", "Longest wait between tokens of one answer", registry)
+        self._ttft = self._times("pdd_ttft_seconds", "Arrival to the first token", _WAITS)
+        self._tenth = self._times("pdd_tenth_token_seconds", "Arrival to the tenth token", _WAITS)
+        self._e2e = self._times("pdd_e2e_seconds", "Arrival to the end of a whole answer", _WAITS)
+        self._tpot = self._times("pdd_tpot_seconds", "Mean time per token after the first", _STEPS)
+        self._gap = self._times("pdd_longest_gap_seconds", "Longest wait between tokens of one answer", _STEPS)
         self._handoff = Histogram(
             "pdd_handoff_gap_seconds", "From the relay's last token to main's first, as users got them",
             buckets=_STEPS, registry=registry,
         )  # fmt: skip
-        self._tokens = Counter("pdd_tokens", "Tokens that users got, by who made them", ("tier",), registry=registry)
+        self._tokens = Counter(
+            "pdd_tokens", "Tokens that users got, by who made them", self._by("tier"), registry=registry
+        )
         self._prompt = Counter("pdd_prompt_tokens", "Prompt tokens", registry=registry)
         self._cached = Counter(
             "pdd_cached_tokens", "Prompt tokens whose KV was there already", ("tier",), registry=registry
@@ -67,25 +73,25 @@ class Metrics:
         Gauge("pdd_sessions", "Sessions in flight", registry=registry).set_function(sessions)
         # A transfer that failed never settles: the bound forgets it.
         self._open: deque[_Moving] = deque(maxlen=100)
-        for tier in ("prefill", "relay", "main"):
+        for tier in () if variants else ("prefill", "relay", "main"):
             # Zero is a value: a dashboard sees a tier before its first token.
             self._tokens.labels(tier)
 
     def ended(self, status: int, elapsed: float, pace: Pace | None = None, timeline: Timeline | None = None) -> None:
         """A request, or a session of one, ended for its user `elapsed` seconds after arrival. Without a timeline
         it never got as far as the driver."""
-        route = "none"
+        route, own = "none", ("",) * self._variants
         if timeline is not None:
             body = timeline.body()
-            route = body["route"] or route
+            route, own = body["route"] or route, (body["variant"],) * self._variants
             self._count(body)
             self._open.append(_Moving(timeline))
             self._settle()
-        self._requests.labels(str(status), route).inc()
+        self._requests.labels(str(status), route, *own).inc()
         if pace is None or status != 200:
             # What failed or was given up says nothing about how long an answer takes.
             return
-        self._e2e.labels(route).observe(elapsed)
+        self._e2e.labels(route, *own).observe(elapsed)
         for histogram, value in (
             (self._ttft, pace.ttft),
             (self._tenth, pace.tenth),
@@ -93,7 +99,7 @@ class Metrics:
             (self._gap, pace.longest_gap),
         ):
             if value is not None:
-                histogram.labels(route).observe(value)
+                histogram.labels(route, *own).observe(value)
 
     def text(self) -> bytes:
         """What a scrape gets."""
@@ -103,7 +109,7 @@ class Metrics:
     def _count(self, body: dict[str, Any]) -> None:
         """What was made counts, however the request ended."""
         for tier, count in body["tokens"].items():
-            self._tokens.labels(tier).inc(count)
+            self._tokens.labels(tier, *(body["variant"],) * self._variants).inc(count)
         for tier, count in body["cached"].items():
             self._cached.labels(tier).inc(count or 0)
         self._prompt.inc(body["prompt_tokens"])
@@ -113,6 +119,12 @@ class Metrics:
             self._saved.labels(transfer["edge"]).inc(transfer["bytes_cached"])
         if body["handoff"] is not None and body["handoff"]["gap"] is not None:
             self._handoff.observe(body["handoff"]["gap"])
+
+    def _by(self, *labels: str) -> tuple[str, ...]:
+        return (*labels, "variant") if self._variants else labels
+
+    def _times(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, self._by("route"), buckets=buckets, registry=self.registry)
 
     def _settle(self) -> None:
         """Count the bytes that have come since the last time; KV may still move to main when the user has all."""
@@ -188,11 +200,3 @@ class _Moving:
         more = {edge: size - self._counted.get(edge, 0) for edge, size in total.items()}
         self._counted = total
         return more
-
-
-def _waits(name: str, text: str, registry: CollectorRegistry) -> Histogram:
-    return Histogram(name, text, ("route",), buckets=_WAITS, registry=registry)
-
-
-def _steps(name: str, text: str, registry: CollectorRegistry) -> Histogram:
-    return Histogram(name, text, ("route",), buckets=_STEPS, registry=registry)

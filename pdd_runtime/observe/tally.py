@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,10 @@ from pdd_runtime.clock import now
 from pdd_runtime.observe.pace import Pace
 from pdd_runtime.observe.sketch import Sketch
 
-SLICES = 20
-"""Parts of a window: what is older than it goes one part at a time."""
+LATE = 20
+"""Stretches of time that are of late."""
+MOST = 48
+"""Stretches that are remembered of the whole time; then they become longer."""
 
 
 class Tally(msgspec.Struct):
@@ -70,39 +71,88 @@ class Tally(msgspec.Struct):
         _add(self.cached, other.cached)
 
 
-class Tallies:
-    """Of one variant: since the process began, and of late."""
+class Slices(msgspec.Struct):
+    """Tallies of stretches of time, which are the same in all processes of a host."""
 
-    def __init__(self, window: float, clock: Callable[[], float] = now) -> None:
-        """`window`: seconds that are of late."""
-        self._window, self._clock = window, clock
-        self.whole = Tally()
-        self._slices: deque[tuple[float, Tally]] = deque()
+    span: float
+    """Seconds of each."""
+    parts: dict[int, Tally] = {}
+    """By number: how often the span fits into the host's clock."""
 
-    def saw(self, status: int, seconds: float, pace: Pace | None, elsewhere: bool, body: dict[str, Any] | None) -> None:
-        """As `Tally.saw`."""
-        self.whole.saw(status, seconds, pace, elsewhere, body)
-        at = self._clock()
-        if not self._slices or at >= self._slices[-1][0] + self._window / SLICES:
-            self._forget(at)
-            self._slices.append((at, Tally()))
-        self._slices[-1][1].saw(status, seconds, pace, elsewhere, body)
+    def at(self, time: float) -> Tally:
+        """That of a moment."""
+        return self.parts.setdefault(int(time // self.span), Tally())
 
-    def late(self) -> Tally:
-        """Of the window."""
-        self._forget(self._clock())
+    def coarsen(self) -> None:
+        """Stretches of twice the length."""
+        finer, self.span, self.parts = self.parts, 2 * self.span, {}
+        for number, tally in finer.items():
+            self.parts.setdefault(number // 2, Tally()).merge(tally)
+
+    def merge(self, other: Slices) -> None:
+        """Take in those of another process, whose spans may have doubled more often or less."""
+        while self.span < other.span:
+            self.coarsen()
+        ratio = round(self.span / other.span)
+        for number, tally in other.parts.items():
+            self.parts.setdefault(number // ratio, Tally()).merge(tally)
+
+    def whole(self) -> Tally:
+        """All together."""
         tally = Tally()
-        for _, part in self._slices:
+        for part in self.parts.values():
             tally.merge(part)
         return tally
 
+    def sketches(self, time: str) -> list[Sketch]:
+        """Of one of the times, those that have any."""
+        return [sketch for part in self.parts.values() if (sketch := getattr(part, time)).count]
+
+
+class Seen(msgspec.Struct):
+    """What became of a variant's requests."""
+
+    late: Slices
+    """Of late, and since the split last changed."""
+    whole: Slices
+    """Since the processes were started."""
+
+    @staticmethod
+    def none(window: float) -> Seen:
+        """`window`: seconds that are of late."""
+        return Seen(Slices(window / LATE), Slices(window / LATE))
+
+    def merge(self, other: Seen) -> None:
+        """Take in what another process has seen."""
+        self.late.merge(other.late)
+        self.whole.merge(other.whole)
+
+
+class Tallies:
+    """Of one variant, in one process."""
+
+    def __init__(self, window: float, clock: Callable[[], float] = now) -> None:
+        """`window`: seconds that are of late."""
+        self._clock, self._seen = clock, Seen.none(window)
+
+    def saw(self, status: int, seconds: float, pace: Pace | None, elsewhere: bool, body: dict[str, Any] | None) -> None:
+        """As `Tally.saw`, now."""
+        at = self._clock()
+        for slices in (self._seen.late, self._seen.whole):
+            slices.at(at).saw(status, seconds, pace, elsewhere, body)
+        if len(self._seen.whole.parts) > MOST:
+            self._seen.whole.coarsen()
+
+    def seen(self) -> Seen:
+        """To be read, not changed."""
+        late = self._seen.late
+        oldest = int(self._clock() // late.span) - LATE
+        late.parts = {number: tally for number, tally in late.parts.items() if number > oldest}
+        return self._seen
+
     def forget(self) -> None:
         """What was of late counts no more, as when the split has changed."""
-        self._slices.clear()
-
-    def _forget(self, at: float) -> None:
-        while self._slices and self._slices[0][0] <= at - self._window:
-            self._slices.popleft()
+        self._seen.late.parts = {}
 
 
 def _add(own: dict[str, int], more: dict[str, int | None] | dict[str, int]) -> None:

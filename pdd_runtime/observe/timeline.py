@@ -126,6 +126,11 @@ class Timeline:
         more, or none that can do what it asks for."""
 
     @property
+    def variant(self) -> str:
+        """Empty: its graph has none."""
+        return self._body.variant
+
+    @property
     def elapsed(self) -> float:
         """Seconds since arrival."""
         return self._clock() - self._arrived

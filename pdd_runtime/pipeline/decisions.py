@@ -108,6 +108,14 @@ class Journal:
         changed, self.decisions = found != self.decisions, found
         return changed
 
+    def hear(self, decisions: Iterable[Decision]) -> bool:
+        """Take up what another process has decided. True: there was something new."""
+        if self.path is not None:
+            return self.look()
+        new = [each for each in decisions if each not in self.decisions]
+        self.decisions = _kept(tuple(sorted((*self.decisions, *new), key=lambda each: each.at)))
+        return bool(new)
+
     def add(self, made: Callable[[tuple[Decision, ...]], Iterable[Decision]]) -> tuple[Decision, ...]:
         """Enter what `made` says in view of all that was decided before; nobody else decides meanwhile. Returns what
         was entered. Raises `LaunchError` where the file cannot be written: nothing is decided then."""
