@@ -263,7 +263,7 @@ class Guardrails(_Form):
     """By which part its 90th percentile of the time to the first token may be above the control's: `0.25` is 25 %."""
     tpot_p90: float | None = Field(default=0.25, ge=0, le=100)
     """The same for the time per output token after it."""
-    requests: int = Field(default=100, ge=1, le=1_000_000)
+    requests: int = Field(default=50, ge=1, le=1_000_000)
     """Fewer than so many requests of either in the window prove nothing."""
     window: Duration = Field(default=600.0, ge=1)
     """The time of late that counts."""

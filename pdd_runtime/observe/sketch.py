@@ -45,10 +45,10 @@ class Sketch(msgspec.Struct):
         """None: there are no values."""
         return self.at(max(1, math.ceil(q * self.count))) if self.count else None
 
-    def above(self, value: float) -> int:
-        """How many values are larger, by more than the error."""
+    def at_least(self, value: float) -> int:
+        """How many values are as large, or larger."""
         own = math.ceil(math.log(max(value, _LEAST)) / _LOG)
-        return sum(count for bucket, count in self.buckets.items() if bucket > own)
+        return sum(count for bucket, count in self.buckets.items() if bucket >= own)
 
     def at(self, rank: int) -> float:
         """The value of that rank, from 1. Raises `IndexError` where there are fewer."""

@@ -110,12 +110,12 @@ def order_bounds(count: int, q: float, confidence: float) -> tuple[int | None, i
 
 def design_effect(parts: Sequence[Sketch], q: float) -> float:
     """How much less `count` values say than so many independent ones: answers that come at the same time wait behind
-    the same others. The variance of how many are above the quantile, from stretch to stretch of time, over what it
+    the same others. The variance of how many are beyond the quantile, from stretch to stretch of time, over what it
     would be (Kish, Survey Sampling, 1965); at least 1."""
     whole = _merged(parts)
-    above = [(part.above(whole.quantile(q) or 0.0), part.count) for part in parts]
-    share = sum(hits for hits, _ in above) / whole.count
-    spread = sum((hits - share * count) ** 2 for hits, count in above) * len(parts) / max(1, len(parts) - 1)
+    slow = [(part.at_least(whole.quantile(q) or 0.0), part.count) for part in parts]
+    share = sum(hits for hits, _ in slow) / whole.count
+    spread = sum((hits - share * count) ** 2 for hits, count in slow) * len(parts) / max(1, len(parts) - 1)
     expected = whole.count * share * (1 - share)
     return max(1.0, spread / expected) if expected else 1.0
 
