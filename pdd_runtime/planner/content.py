@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from pdd_runtime.planner.session import Session, Spans
+from pdd_runtime.planner.session import Spans
 
 _TURNS = 1 << 20
 """Chains of a session: more than it can have turns."""
-
-
-def spans_of(session: Session, turn: int) -> Spans:
-    """The prompt of a session's turn."""
-    return session.turns[turn].spans
-
-
-def answered(session: Session, turn: int) -> Spans:
-    """The prompt and its answer, which goes on in the prompt's last chain: what is cached when the turn has ended."""
-    asked = session.turns[turn]
-    return extended(asked.spans, asked.output)
 
 
 def prefix_chain(prefix: int) -> int:

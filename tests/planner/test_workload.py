@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdd_runtime.planner import Distribution, WorkloadError, presets, read_workload
-from pdd_runtime.planner.content import answered, leading, spans_of
+from pdd_runtime.planner.content import extended, leading
 from pdd_runtime.planner.workload_statistics import describe
 
 SHORT = "prompt=uniform(500, 1500),output=100,rate=0.5,hit=0.5,turns=3,think=2"
@@ -68,11 +68,11 @@ def test_no_turn_reuses_more_than_its_history_has() -> None:
 def test_two_prompts_begin_alike_as_far_as_their_chains_do() -> None:
     workload = read_workload("prompt=1000,output=50,hit=uniform(0,1),turns=4,prefixes=3")
     for session in workload.sessions(200, 1):
-        for number, turn in enumerate(session.turns):
-            assert sum(length for _, length in spans_of(session, number)) == turn.prompt
-            if number:
-                history = answered(session, number - 1)
-                assert leading(spans_of(session, number), turn.reused) == leading(history, turn.reused)
+        for turn in session.turns:
+            assert sum(length for _, length in turn.spans) == turn.prompt
+        for before, turn in pairwise(session.turns):
+            history = extended(before.spans, before.output)
+            assert leading(turn.spans, turn.reused) == leading(history, turn.reused)
     chains = [{chain for turn in session.turns for chain, _ in turn.spans} for session in workload.sessions(200, 1)]
     assert {chain for a, b in pairwise(chains) for chain in a & b} <= {-1, -2, -3}
 

@@ -9,6 +9,7 @@ import pytest
 
 from pdd_runtime.planner import Session, WorkloadError, read_workload
 from pdd_runtime.planner.traces.agent_table import COLUMNS
+from pdd_runtime.planner.traces.lines import LONGEST
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens
@@ -113,6 +114,13 @@ def test_a_table_of_sessions_is_taken_apart_by_its_clocks_and_by_what_was_known(
     assert lengths([sub, other]) == [[(0, 70, 5), (64, 16, 5)], [(0, 128, 9)]]
     assert [turn.think for turn in main.turns] == pytest.approx([0.0, 9.0, 19.9])
     assert later(main, sub) == pytest.approx(12)
+
+
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl.gz"
+    trace.write_bytes(gzip.compress(b" " * (LONGEST + 1), 1))
+    with pytest.raises(WorkloadError, match="too long"):
+        sessions(f"trace=mooncake:{trace}")
 
 
 @pytest.mark.parametrize(
