@@ -94,7 +94,9 @@ def known_models() -> dict[str, ModelFigures]:
 
 def model_figures(name: str, own: Mapping[str, ModelFigures] | None = None) -> ModelFigures:
     """Of the model that a graph calls `name`: `deepseek-v3`, or as its publisher writes it, `deepseek-ai/DeepSeek-V3`.
+    `-Instruct` makes no difference.
     `own`: models beside those that are known. Raises `FigureError`."""
     if own and name in own:
         return own[name]
-    return find(ModelFigures, _TABLE, "model", name.rstrip("/").rpartition("/")[2].lower(), own)
+    plain = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-").removesuffix("-instruct")
+    return find(ModelFigures, _TABLE, "model", plain, own)

@@ -4,7 +4,7 @@ longer, and what its chips say to each other besides."""
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,16 +32,30 @@ class RooflineConfig(BaseModel):
     """The model's own figures, where `model` names one that is not known."""
     kv_bits: int | None = Field(default=None, ge=4, le=32)
     """Of a number in KV; none: as the model has it."""
-    compute: _Share = 0.5
-    """Share of the chips' computing rate that kernels reach."""
-    bandwidth: _Share = 0.7
-    """Share of the memory's bandwidth that they reach."""
+    compute: _Share | None = None
+    """Share of the chips' computing rate that kernels reach; none: 0.7, or 0.15 where experts are spread over chips."""
+    bandwidth: _Share | None = None
+    """Share of the memory's bandwidth that they reach; none: 0.9, or 0.45 where experts are spread over chips."""
     network: _Share = 0.5
     """Share of what joins the chips that they reach."""
     memory: _Share = 0.9
     """Share of the chips' memory for weights and KV; the rest is for what a pass needs."""
-    layer: Duration = 20e-6
-    """What a layer takes however little there is to compute: launches and synchronisation."""
+    layer: Duration | None = None
+    """What a layer takes however little there is to compute: launches, synchronisation; none: `55us`, or `100us` where
+    experts are spread over chips."""
+
+
+class Reached(NamedTuple):
+    """What kernels make of the figures."""
+
+    compute: float
+    bandwidth: float
+    layer: float
+
+
+WHOLE, SPREAD = Reached(0.7, 0.9, 55e-6), Reached(0.15, 0.45, 100e-6)
+"""Where every chip does the same, and where experts are spread over chips, of which some have more to do than others.
+Fits to kernels that were measured: `bench/latency.py`, docs/latency.md."""
 
 
 class Roofline(LatencyModel):
@@ -67,22 +81,26 @@ class Roofline(LatencyModel):
                 f"{self.machine.memory / 1e9:.0f} GB",
                 fix="take more chips, or larger ones",
             )
-        self._fixed = model.layers * config.layer
+        usual = SPREAD if model.experts > 1 and self.machine.chips > 1 else WHOLE
+        said = (config.compute, config.bandwidth, config.layer)
+        self.reached = Reached(*(usual[n] if share is None else share for n, share in enumerate(said)))
+        self._fixed = model.layers * self.reached.layer
         self._exchange = self._exchange_time()
         # Asked millions of times: all that does not depend on the question is worked out here, as seconds.
         chip, chips = self.machine.chip, self.machine.chips
-        rate = chips * config.compute * ((chip.compute_fp8 if model.compute == "fp8" else None) or chip.compute)
+        rate = chips * self.reached.compute * ((chip.compute_fp8 if model.compute == "fp8" else None) or chip.compute)
+        bandwidth = chips * self.reached.bandwidth * chip.bandwidth
         self._attends = math.inf if model.attends is None else float(model.attends)
-        self._new = _Costs(model, rate * chip.prefill, chips * config.bandwidth * chip.bandwidth * chip.prefill, False)
-        self._step = _Costs(model, rate * chip.decode, chips * config.bandwidth * chip.bandwidth * chip.decode, True)
+        self._new = _Costs(model, rate * chip.prefill, bandwidth * chip.prefill, False)
+        self._step = _Costs(model, rate * chip.decode, bandwidth * chip.decode, True)
 
     @property
     def source(self) -> str:
-        config = self.config
+        config, reached = self.config, self.reached
         return (
-            f"roofline of {config.model} on {config.hardware}: {config.compute:.0%} of its compute, "
-            f"{config.bandwidth:.0%} of its memory bandwidth, {config.network:.0%} of its interconnect, "
-            f"{write_duration(config.layer)} a layer"
+            f"roofline of {config.model} on {config.hardware}: {reached.compute:.0%} of its compute, "
+            f"{reached.bandwidth:.0%} of its memory bandwidth, {config.network:.0%} of its interconnect, "
+            f"{write_duration(reached.layer)} a layer"
         )
 
     def prefill(self, new: int, context: int) -> float:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pdd_runtime.planner.latency.conformance import TestRoofline, TestTable
+from pdd_runtime.planner.latency.conformance import TestAiconfigurator, TestRoofline, TestTable
 
-__all__ = ["TestRoofline", "TestTable"]
+__all__ = ["TestAiconfigurator", "TestRoofline", "TestTable"]
