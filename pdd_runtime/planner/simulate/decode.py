@@ -32,12 +32,14 @@ class Answer(Protocol):
 class Sequence:
     """One answer on one worker."""
 
-    __slots__ = ("answer", "context", "extend", "joined", "since", "start", "target", "tokens")
+    __slots__ = ("answer", "context", "extend", "joined", "need", "since", "start", "target", "tokens")
 
     def __init__(self, answer: Answer, context: int, extend: int, tokens: int) -> None:
         """`context`: tokens that are known. The last `extend` of them, at least one, are computed there first; `tokens`
         more are to be made."""
         self.answer, self.context, self.extend, self.tokens = answer, context, extend, tokens
+        self.need = context + tokens
+        """Tokens of KV that it will have at its end."""
         self.since = 0.0
         self.joined = False
         self.start = self.target = 0
@@ -48,8 +50,8 @@ class DecodeWorker(Worker):
     """Relay, main or aggregated."""
 
     __slots__ = (
-        "_began", "_boundary", "_computing", "_context", "_ends", "_numbers", "_queue", "_slow", "_step",
-        "_steps", "_wake",
+        "_began", "_boundary", "_computing", "_context", "_ends", "_needed", "_numbers", "_queue", "_slow",
+        "_step", "_steps", "_wake",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, index: int) -> None:
@@ -62,6 +64,8 @@ class DecodeWorker(Worker):
         """(step, seconds): of each step that none since was slower than. Times fall along the list."""
         self._context = 0
         """Tokens of all that are in the batch."""
+        self._needed = 0
+        """And at their ends, with those whose known tokens are computed: they must fit."""
         self._steps = 0
         self._step = 0.0
         self._boundary = self._began = 0.0
@@ -78,7 +82,7 @@ class DecodeWorker(Worker):
     def enqueue(self, sequence: Sequence) -> None:
         """The same, for one that has been made before."""
         sequence.since = self.events.now
-        if self._queue or self.running + len(self._computing) >= self.pool.model.batch_limit:
+        if self._queue or not self._takes(sequence):
             self._queue.append(sequence)
             self.waiting += 1
         else:
@@ -135,6 +139,7 @@ class DecodeWorker(Worker):
             self.waiting -= 1
         elif sequence in self._computing:
             self._computing.remove(sequence)
+            self._needed -= sequence.need
 
     def fail(self) -> None:
         """It is dead, and begins anew with nothing."""
@@ -143,12 +148,19 @@ class DecodeWorker(Worker):
         self._computing.clear()
         self._ends.clear()
         self._slow.clear()
-        self._context = 0
+        self._context = self._needed = 0
         self._wake = inf
 
     # The batch
 
+    def _takes(self, sequence: Sequence) -> bool:
+        """There is a place in the batch, and room for all of its KV: what is only cached goes for it. One that finds
+        nobody there always fits."""
+        there, model = self.running + len(self._computing), self.pool.model
+        return there < model.batch_limit and (self._needed + sequence.need <= model.capacity or not there)
+
     def _enter(self, sequence: Sequence) -> None:
+        self._needed += sequence.need
         if sequence.extend <= self.pool.model.chunk:
             self._join(sequence)
             return
@@ -210,6 +222,7 @@ class DecodeWorker(Worker):
     def _leave(self, sequence: Sequence) -> None:
         sequence.joined = False
         self.running -= 1
+        self._needed -= sequence.need
         self._context -= sequence.context + max(0, self._steps - sequence.start)
         self.pool.request_time.add((self.events.now - sequence.since) / self.pool.model.batch_limit, 1)
 
@@ -218,7 +231,7 @@ class DecodeWorker(Worker):
             self._price()
         elif self._slow:
             self._slow.clear()
-        while self._queue and self.running + len(self._computing) < self.pool.model.batch_limit:
+        while self._queue and self._takes(self._queue[0]):
             self.waiting -= 1
             self._enter(self._queue.popleft())
         self._reschedule()

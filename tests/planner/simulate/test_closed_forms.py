@@ -6,16 +6,13 @@ import random
 from collections.abc import Callable
 
 import pytest
-from pydantic import BaseModel
 
-from pdd_runtime.graph import Graph
 from pdd_runtime.planner import Workload
 from pdd_runtime.planner.pool_model import PoolModel
 from pdd_runtime.planner.simulate import Scenario, simulate
 from pdd_runtime.planner.simulate.events import Events
 from pdd_runtime.planner.simulate.link import LinkModel, SimLink
-from pdd_runtime.plugins import load_plugins
-from pdd_runtime.plugins.latency import LatencyModel
+from tests.planner.conftest import SECONDS_A_TOKEN, STEP, Nothing, Simple
 from tests.planner.simulate.closed_forms import holds, stay_shared, stay_shortest, wait_md1, wait_mmc
 
 LINE = 1e8
@@ -79,73 +76,51 @@ def test_shortest_first_stays_as_schrage_and_miller_say() -> None:
     holds(expected, lambda seed: times(model, rate, exponential, seed, 4000), range(10), 0.15)
 
 
-class Simple(LatencyModel):
-    """A prompt takes `prompt` seconds, however long it is; a step `step`, and `shared` more for each sequence in it."""
+Make = Callable[..., Scenario]
+Model = Callable[..., PoolModel]
+ALONE = ("spec.pools={all: {role: aggregated, cluster: dc-a, engine: {plugin: scripted}}}", "spec.edges=[]")
 
-    name = "simple"
 
-    class Config(BaseModel):
-        prompt: float = 0.0
-        step: float = 0.0
-        shared: float = 0.0
-
-    config: Config
-
-    def prefill(self, new: int, context: int) -> float:
-        return self.config.prompt
+class Shared(Simple):
+    """Two milliseconds a step for each sequence in it."""
 
     def decode(self, batch: int, context: float) -> float:
-        return self.config.step + self.config.shared * batch
-
-    @property
-    def source(self) -> str:
-        return "this test"
+        return 0.002 * batch
 
 
-ENGINE = {"plugin": "scripted"}
-GRAPH = {"apiVersion": "pdd/v1alpha1", "kind": "InferenceGraph", "metadata": {"name": "closed"}}
-ALONE = {"model": {"source": "toy"}, "clusters": {"a": {}}, "pools": {"all": {"role": "aggregated", "cluster": "a"}}}
-
-
-def scenario(pools: dict[str, Simple], places: int, edges: list[dict[str, object]]) -> Scenario:
-    """One worker a pool, all in one cluster; prompts are computed whole and one by one."""
-    declared = {name: {"role": name, "cluster": "a", "engine": ENGINE} for name in pools}
-    spec = {**ALONE, "pools": declared, "edges": edges, "routing": {"plugin": "never-relay"}}
-    models = {
-        name: PoolModel(latency, places, chunk=1 << 20, capacity=1 << 30, block=16, kv_constant=0.0, kv_token=1.0)
-        for name, latency in pools.items()
-    }
-    return Scenario(Graph.model_validate({**GRAPH, "spec": spec}), models, load_plugins())
-
-
-def e2e(of: Scenario, workload: Workload, seed: int) -> float:
+def e2e(of: Scenario, workload: dict[str, object], seed: int) -> float:
     """Mean seconds of a request."""
-    mean = simulate(of, workload, requests=2500, seed=seed).e2e.mean
+    mean = simulate(of, Workload.model_validate(workload), requests=2500, seed=seed).e2e.mean
     assert mean is not None
     return mean
 
 
-def test_equal_prompts_wait_for_prefill_as_in_m_d_1() -> None:
-    kv = {"from": "prefill", "to": "main", "carries": "kv", "transport": {"plugin": "tcp"}}
-    pools = {"prefill": Simple(Simple.Config(prompt=0.1)), "main": Simple(Simple.Config(step=0.01))}
-    workload = Workload.model_validate({"prompt": 1000, "output": 1, "rate": 5.0})
-    expected = 0.1 + wait_md1(5.0, 0.1)
-    holds(expected, lambda seed: e2e(scenario(pools, 1, [kv]), workload, seed), range(10), 0.1)
+def test_equal_prompts_wait_for_prefill_as_in_m_d_1(scenario: Make, pool_model: Model) -> None:
+    one = scenario(
+        "spec.routing.plugin=never-relay",
+        "spec.pools.prefill.replicas=1",
+        models={"prefill": pool_model(batch_limit=1)},
+    )
+    service, rate = 100 * SECONDS_A_TOKEN, 5.0
+    workload = {"prompt": 100, "output": 1, "rate": rate}
+    holds(service + wait_md1(rate, service), lambda seed: e2e(one, workload, seed), range(10), 0.1)
 
 
-def test_answers_wait_for_a_place_in_the_batch_as_in_m_m_c() -> None:
-    step, tokens, places = 0.01, 400, 4
-    pools = {"aggregated": Simple(Simple.Config(step=step))}
-    rate = 0.6 * places / (step * tokens)
-    workload = Workload.model_validate({"prompt": 10, "output": f"exponential({tokens})", "rate": rate})
-    expected = step * tokens + wait_mmc(places, rate, step * tokens)
-    holds(expected, lambda seed: e2e(scenario(pools, places, []), workload, seed), range(10), 0.1)
+def test_answers_wait_for_a_place_in_the_batch_as_in_m_m_c(scenario: Make, pool_model: Model) -> None:
+    places, tokens = 4, 400
+    full = scenario(*ALONE, models={"all": pool_model(batch_limit=places)})
+    service = tokens * STEP
+    rate = 0.6 * places / service
+    workload = {"prompt": 1, "output": f"exponential({tokens})", "rate": rate}
+    expected = service + wait_mmc(places, rate, service)
+    holds(expected, lambda seed: e2e(full, workload, seed), range(10), 0.1)
 
 
-def test_answers_whose_steps_take_as_long_as_they_are_many_share_the_processor() -> None:
-    shared, tokens = 0.002, 400
-    pools = {"aggregated": Simple(Simple.Config(shared=shared))}
-    rate = 0.5 / (shared * tokens)
-    workload = Workload.model_validate({"prompt": 10, "output": f"exponential({tokens})", "rate": rate})
-    expected = stay_shared(rate, shared * tokens)
-    holds(expected, lambda seed: e2e(scenario(pools, 1000, []), workload, seed), range(10), 0.15)
+def test_answers_whose_steps_take_as_long_as_they_are_many_share_the_processor(
+    scenario: Make, pool_model: Model
+) -> None:
+    shared = scenario(*ALONE, models={"all": pool_model(latency=Shared(Nothing()), batch_limit=1000)})
+    service = 400 * 0.002
+    rate = 0.5 / service
+    workload = {"prompt": 1, "output": "exponential(400)", "rate": rate}
+    holds(stay_shared(rate, service), lambda seed: e2e(shared, workload, seed), range(10), 0.15)
