@@ -99,18 +99,13 @@ class Admission:
             pool = flight.main.pool
             ways, theres = self._ways.get(pool.name, (FIRST_WAY * there, there))
             self._ways[pool.name] = ways + LEARNED * (way - ways), theres + LEARNED * (there - theres)
-            self._limit(pool)
 
     # Room
 
     def _limit(self, pool: Pool) -> None:
-        """Requests that each of its workers takes at once, and tokens."""
+        """Set what its workers take."""
         own, batch = self._spec.pools.get(pool.name), pool.model.batch_limit
-        ahead = AHEAD.get(pool.role)
-        if ahead is None:
-            way, there = self._ways.get(pool.name, (FIRST_WAY, 1.0))
-            ahead = QUEUED + min(LONGEST_WAY, way / there)
-        pool.most = (own and own.requests) or batch + math.ceil(ahead * batch)
+        pool.least = (own and own.requests) or batch
         pool.most_waiting = math.ceil(QUEUED * batch) if pool.role != "relay" else 1 << 60
         pool.most_tokens = (own and own.tokens) or pool.model.capacity
 
@@ -163,10 +158,21 @@ class Admission:
         shut.add(edge)
         return True
 
-    @staticmethod
-    def _full(worker: Worker) -> bool:
+    def _full(self, worker: Worker) -> bool:
         pool = worker.pool
-        return pool.loads[worker.index] >= pool.most or worker.waiting > pool.most_waiting
+        load = pool.loads[worker.index]
+        return (load >= pool.least and load >= self._most(pool)) or worker.waiting > pool.most_waiting
+
+    def _most(self, pool: Pool) -> int:
+        """Requests that each of its workers takes at once."""
+        own, batch = self._spec.pools.get(pool.name), pool.model.batch_limit
+        if own and own.requests:
+            return own.requests
+        ahead = AHEAD.get(pool.role)
+        if ahead is None:
+            way, there = self._ways.get(pool.name, (FIRST_WAY, 1.0))
+            ahead = QUEUED + min(LONGEST_WAY, way / there)
+        return batch + math.ceil(ahead * batch)
 
     def _shut(self) -> bool:
         """No route can have room, whatever a request is like."""

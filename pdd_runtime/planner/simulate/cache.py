@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import TypeAlias
@@ -52,7 +53,7 @@ class SimCache:
     goes on behind its end."""
 
     __slots__ = (
-        "_chains", "_holders", "_place", "_queue", "_tick", "block", "capacity", "evicted", "held", "pinned",
+        "_chains", "_filled", "_holders", "_place", "_queue", "_tick", "block", "capacity", "evicted", "held", "pinned",
         "used",
     )  # fmt: skip
 
@@ -72,6 +73,8 @@ class SimCache:
         self.evicted = 0
         """Tokens in blocks that had to go so far."""
         self._chains: dict[int, Chain] = {}
+        self._filled: deque[tuple[int, int]] = deque()
+        """(when, tokens) of what nobody will ask for, oldest first."""
         self._queue: list[tuple[int, int, Chain]] = []
         """A heap of (stamp, number, chain), a chain at most once; a stamp may be out of date, and is put right when it
         comes up."""
@@ -138,6 +141,16 @@ class SimCache:
         if over > 0:
             self._evict(over)
 
+    def fill(self, tokens: int) -> None:
+        """So many tokens are cached that no request will ask for again. They go like others, when they are oldest."""
+        self._tick += 1
+        room = tokens + -tokens % self.block
+        self._filled.append((self._tick, room))
+        self.used += room
+        over = self.used + self.held - self.capacity
+        if over > 0:
+            self._evict(over)
+
     def release(self, spans: Spans) -> None:
         """Whoever took it with `pinned` needs it no longer; that was its last use. Raises `KeyError` where nobody
         holds it so."""
@@ -178,6 +191,7 @@ class SimCache:
         for number in self._chains:
             self._unheld(number)
         self._chains.clear()
+        self._filled.clear()
         self._queue.clear()
         self.used = self.held = self.pinned = 0
 
@@ -188,9 +202,16 @@ class SimCache:
 
     def _evict(self, tokens: int) -> None:
         """Until so many tokens' blocks have gone, or none is left that can."""
-        queue, block = self._queue, self.block
+        queue, filled, block = self._queue, self._filled, self.block
         gone = 0
-        while gone < tokens and queue:
+        while gone < tokens and (queue or filled):
+            if filled and (not queue or filled[0][0] < queue[0][0]):
+                since, room = filled.popleft()
+                going = min(room, tokens - gone + -(tokens - gone) % block)
+                gone += going
+                if going < room:
+                    filled.appendleft((since, room - going))
+                continue
             stamp, _, chain = heappop(queue)
             chain.queued = False
             used = chain.used

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pdd_runtime.planner.content import extended
 from pdd_runtime.planner.session import Turn
+from pdd_runtime.planner.simulate.cache import SimCache
 from pdd_runtime.planner.simulate.decode import DecodeWorker, Sequence
 from pdd_runtime.planner.simulate.fetch import Fetch
 from pdd_runtime.planner.simulate.pool import Worker
@@ -28,7 +29,7 @@ class Flight:
         "asked_at", "before", "decoding", "due", "edge", "first_at", "gap", "known", "last_at", "longest", "main",
         "main_at", "main_cached", "main_fetch", "main_need", "main_time", "main_tokens", "max_tokens", "missing",
         "number", "over", "pinned", "prefill", "prefill_cached", "prefill_need", "prefill_tokens", "promised",
-        "prompt", "ready", "relay_tokens", "route", "second_at", "spans", "tenth_at", "turn", "visit",
+        "prompt", "ready", "relay_tokens", "route", "second_at", "single", "spans", "tenth_at", "turn", "visit",
         "way_time", "world",
     )  # fmt: skip
 
@@ -37,6 +38,7 @@ class Flight:
         turn = visit.turn
         self.world, self.visit, self.number, self.turn, self.due = world, visit, visit.number, turn, visit.due
         self.asked_at = world.events.now
+        self.single = visit.single
         self.known = 0
         """Output tokens that the user has, as far as they are counted one by one."""
         self.ready = self.over = self.pinned = False
@@ -106,17 +108,23 @@ class Flight:
             self.promised = fetch.size
             world.admission.promised[edge] += fetch.size
 
-    def _reach(self, worker: Worker, call: Callable[..., object], *args: object, more: float = 0.0) -> None:
-        """The driver tells a worker, or the other way round; it takes `more` seconds than the way."""
-        delay = worker.pool.delay + more
+    def _reach(self, worker: Worker, call: Callable[..., object], *args: object) -> None:
+        """The driver tells a worker, or the other way round."""
+        delay = worker.pool.delay
         if delay:
-            self.world.events.push(self.world.events.now + delay, call, *args)
+            events = self.world.events
+            events.push(events.now + delay, call, *args)
         else:
             call(*args)
 
     def _reach_engine(self, worker: Worker, call: Callable[..., object], *args: object) -> None:
         """The driver tells a worker, and its engine begins with it."""
-        self._reach(worker, call, *args, more=worker.pool.model.overhead)
+        delay = worker.pool.way
+        if delay:
+            events = self.world.events
+            events.push(events.now + delay, call, *args)
+        else:
+            call(*args)
 
     def _prefill_begins(self) -> None:
         if not self.over:
@@ -133,6 +141,17 @@ class Flight:
     def computed(self, position: int) -> None:
         if self.world.overlap:
             self.main_fetch.upto(position)
+
+    def cache_prompt(self, cache: SimCache) -> None:
+        """Its prompt is there from now on."""
+        if self.single:
+            # Of a session's only request, nobody asks for what is its own.
+            spans = self.spans
+            if len(spans) > 1:
+                cache.take(spans[:-1])
+            cache.fill(spans[-1][1])
+        else:
+            cache.take(self.spans)
 
     def prefilled(self) -> None:
         self.main_fetch.whole(self.prompt)
@@ -186,8 +205,9 @@ class Flight:
         self._keep_promise()
         cache = self.main.cache
         # Where there is plenty of room, nothing that is in use will have to go.
-        self.pinned = 2 * cache.used > cache.capacity
-        cache.take(self.spans, self.pinned)
+        if not self.single:
+            self.pinned = 2 * cache.used > cache.capacity
+            cache.take(self.spans, self.pinned)
         self._reach(self.main, self.main_ready)
 
     def _keep_promise(self) -> None:
@@ -248,9 +268,15 @@ class Flight:
             return
         self.over = True
         main = self.main
-        if self.pinned:
-            main.cache.release(self.spans)
-        main.cache.take(extended(self.spans, self.max_tokens))
+        cache = main.cache
+        if self.single:
+            if len(self.spans) > 1:
+                cache.take(self.spans[:-1])
+            cache.fill(self.spans[-1][1] + self.max_tokens)
+        else:
+            if self.pinned:
+                cache.release(self.spans)
+            cache.take(extended(self.spans, self.max_tokens))
         self._leave_main()
         self.world.ended(self)
 

@@ -56,12 +56,14 @@ class Pool:
         """Sessions that need each of them; `DEAD` for one that is not there."""
         self.holders: dict[int, set[int]] = {}
         """By chain, the indices of workers that have something of it cached."""
+        self.way = delay + model.overhead
+        """Seconds until an engine begins with what the frontend asks for."""
         self.token_bytes = int(model.kv_token)
         self.token_time, self.request_time = Spent(), Spent()
         self.busy = 0.0
         """Seconds in which its workers computed, all together."""
-        self.most = self.most_waiting = self.most_tokens = 0
-        """What each worker takes at once: requests, requests in its engine's own queue, tokens. Admission's."""
+        self.least = self.most_waiting = self.most_tokens = 0
+        """What each worker takes at once, for admission: requests at least, those in its own queue, tokens."""
 
 
 class Worker:

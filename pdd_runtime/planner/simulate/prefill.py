@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from pdd_runtime.planner.simulate.cache import Spans
+from pdd_runtime.planner.simulate.cache import SimCache, Spans
 from pdd_runtime.planner.simulate.pool import Pool, Worker
 
 
@@ -18,6 +18,9 @@ class Prompt(Protocol):
 
     @property
     def spans(self) -> Spans: ...
+
+    def cache_prompt(self, cache: SimCache) -> None:
+        """It is computed, and cached."""
 
     def begins(self, cached: int) -> None:
         """Its first pass begins; so many leading tokens were there."""
@@ -64,7 +67,7 @@ class PrefillWorker(Worker):
 
     def remove(self, prompt: Prompt) -> None:
         """It is not wanted any more."""
-        self._jobs = [job for job in self._jobs if job.prompt is not prompt]
+        self._jobs[:] = [job for job in self._jobs if job.prompt is not prompt]
         if prompt in self._queue:
             self._queue.remove(prompt)
         self.running, self.waiting = len(self._jobs), len(self._queue)
@@ -127,6 +130,9 @@ class PrefillWorker(Worker):
                 pool.token_time.add(self._computed, job.new)
                 pool.request_time.add(self._computed, 1)
                 self._computed = 0.0
-                self.cache.take(prompt.spans)
+                prompt.cache_prompt(self.cache)
                 prompt.prefilled()
-        self._next()
+        if jobs or self._queue:
+            self._next()
+        else:
+            self._passing = False

@@ -41,6 +41,9 @@ class Recorder:
         self._left = requests
         self._observe = observe
         self._values: dict[str, list[float]] = {metric: [] for metric in METRICS}
+        self._ttft, self._tt10, self._tpot = (self._values[name].append for name in ("ttft", "tt10", "tpot"))
+        self._e2e, self._longest_gap = self._values["e2e"].append, self._values["longest_gap"].append
+        self._handoff_gap = self._values["handoff_gap"].append
         self._both: tuple[list[float], list[float]] = ([], [])
         self._pending = 0
 
@@ -64,26 +67,25 @@ class Recorder:
         self.answered += 1
         due, first, last = flight.due, flight.first_at, flight.last_at
         more = flight.turn.output - 1
-        values = self._values
         ttft = first - due
         tpot = (last - first) / more if more else None
-        values["ttft"].append(ttft)
-        values["e2e"].append(last - due)
+        self._ttft(ttft)
+        self._e2e(last - due)
         both = self._both
         both[0].append(ttft)
         if tpot is None:
             both[1].append(0.0)
         else:
-            values["tpot"].append(tpot)
+            self._tpot(tpot)
             both[1].append(tpot)
         tenth = flight.tenth_at
         if tenth is not None:
             tenth -= due
-            values["tt10"].append(tenth)
+            self._tt10(tenth)
         if flight.longest is not None:
-            values["longest_gap"].append(flight.longest)
+            self._longest_gap(flight.longest)
         if flight.gap is not None:
-            values["handoff_gap"].append(flight.gap)
+            self._handoff_gap(flight.gap)
         if last > self.last:
             self.last = last
         routes, kind = self.routes, flight.route.kind

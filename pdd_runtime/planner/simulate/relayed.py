@@ -101,7 +101,7 @@ class Relayed(Flight):
     def relay_arrived(self) -> None:
         """Its KV is at the relay."""
         if not self.over:
-            self.relay.cache.take(self.spans)
+            self.cache_prompt(self.relay.cache)
             self._reach(self.relay, self._relay_ready)
 
     def _relay_ready(self) -> None:

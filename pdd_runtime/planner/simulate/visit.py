@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Visit:
     """It sends a request when the one before has ended and its user has thought."""
 
-    __slots__ = ("_world", "due", "measured", "number", "session", "turn")
+    __slots__ = ("_world", "due", "measured", "number", "session", "single", "turn")
 
     def __init__(self, world: World, session: Session) -> None:
         self._world, self.session = world, session
@@ -22,6 +22,8 @@ class Visit:
         self.turn = session.turns[0]
         self.due = 0.0
         self.measured = False
+        self.single = world.sessions_apart and len(session.turns) == 1
+        """Nobody will ever ask for what is this request's own."""
 
     def ask(self) -> None:
         """Send the next request."""

@@ -39,8 +39,11 @@ class World:
     LOOK: ClassVar[float] = 0.1
     """Seconds between two looks for a worker, where a request needs one and none is there."""
 
-    def __init__(self, scenario: Scenario, recorder: Recorder, sessions: Iterator[Session], concurrency: int) -> None:
-        """`concurrency`: sessions at once where they have no start."""
+    def __init__(
+        self, scenario: Scenario, recorder: Recorder, sessions: Iterator[Session], concurrency: int, apart: bool = False
+    ) -> None:
+        """`concurrency`: sessions at once where they have no start. `apart`: sessions have nothing in common beyond
+        the prefixes that they begin with."""
         graph, plugins = scenario.graph, scenario.plugins
         spec = graph.spec
         self.scenario, self.recorder, self.events = scenario, recorder, Events()
@@ -77,7 +80,7 @@ class World:
         self._rates = HitRates(None)
         self._guard = FinishingGuard(self._rates, 1) if _may_finish_on_relay(self.policy) else None
         self.views = Views(graph, self.pools, self.ways, whole=scenario.whole_views)
-        self._sessions, self._concurrency = sessions, concurrency
+        self._sessions, self._concurrency, self.sessions_apart = sessions, concurrency, apart
         self._lots = count(1)
 
     # Sessions come

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -106,8 +107,8 @@ def test_whatever_fails_no_token_is_lost_and_nothing_is_left_over(
     worlds: list[World] = []
     created = World.__init__
 
-    def noted(self: World, *args: object) -> None:
-        created(self, *args)  # type: ignore[arg-type]
+    def noted(self: World, *args: Any, **kwargs: Any) -> None:
+        created(self, *args, **kwargs)
         worlds.append(self)
 
     monkeypatch.setattr(World, "__init__", noted)
