@@ -9,7 +9,7 @@ from time import perf_counter
 
 from rich.console import Console
 
-TABLES = ("cost", "ttft", "transfers", "handoff", "collapse")
+TABLES = ("cost", "ttft", "transfers", "handoff", "collapse", "better")
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,11 @@ class Plugins(PluginManager):
         return EndsOnRelay if name == EndsOnRelay.name else super().routing(name)
 
 
+UNBOUNDED = "whoever finds too little on main, unbounded"
+ALL = {"max_tokens": 1_000_000, "cached": 1.0, "requests": 1.0, "slots": 1.0}
+"""`finish_on_relay` with no bound left but the gap between the hit rates."""
+
+
 def cases() -> dict[str, Scenario]:
     plugins = Plugins()
     plugins.load()
@@ -52,8 +58,9 @@ def cases() -> dict[str, Scenario]:
     routed = partial(with_routing, deployment("pdd"), threshold=1.0 - numbers.lacking)
     return {
         "never": made(),
-        "unbounded": made(graph=routed(EndsOnRelay.name)),
-        "within bounds": made(graph=routed("hit-threshold", finish_on_relay={"max_tokens": 128})),
+        UNBOUNDED: made(graph=routed(EndsOnRelay.name)),
+        "the same, stopped by `hit_rate_gap` alone": made(graph=routed("hit-threshold", finish_on_relay=ALL)),
+        "the defaults of `finish_on_relay`": made(graph=routed("hit-threshold", finish_on_relay={})),
     }
 
 
@@ -70,6 +77,7 @@ def rows(case: Scenario, requests: int = REQUESTS) -> list[dict[str, Any]]:
             "prefill": sum(outcome.prefill_cached for outcome in there) / prompts,
             "main": sum(outcome.main_cached for outcome in there) / prompts,
             "relay": sum(outcome.relay_tokens for outcome in there) / sum(outcome.output for outcome in there),
+            "ended": sum(outcome.route == "P-RLD" for outcome in there) / len(there),
             "ttft": float(np.quantile([outcome.tt2 for outcome in there if outcome.tt2 is not None], 0.9)),
         })  # fmt: skip
     return made
@@ -77,11 +85,33 @@ def rows(case: Scenario, requests: int = REQUESTS) -> list[dict[str, Any]]:
 
 def tables() -> list[Table]:
     found = {label: rows(case) for label, case in cases().items()}
-    cells = []
-    for label, windows in found.items():
-        for key, name in (("prefill", "prefill's hit rate"), ("main", "main's hit rate"), ("relay", "tokens by RLD")):
-            cells.append([f"{label}: {name}", *(f"{row[key]:.1%}".replace("%", " %") for row in windows)])
-        cells.append([f"{label}: P90 to the second token, s", *(f"{row['ttft']:.1f}" for row in windows)])
-    columns = ["requests sent in minutes", *(f"{row['until'] - WINDOW / 60:.0f}–{row['until']:.0f}" for row in windows)]
-    note = "Conversations of six turns, 11.5 requests/s, over the report's PDD. Main lacks all of a first prompt, and then little."
-    return [Table("What ends on the relay", columns, cells, [note])]
+    minutes = [f"{row['until'] - WINDOW / 60:.0f}–{row['until']:.0f}" for row in found[UNBOUNDED]]
+    over_time = [
+        [name, *(form(row[key]) for row in found[UNBOUNDED])] for key, (name, form) in FIGURES.items() if key != "ended"
+    ]
+    columns = ["ends on the relay", *(name for name, _ in FIGURES.values())]
+    at_last = [
+        [label, *(form(windows[-1][key]) for key, (_, form) in FIGURES.items())] for label, windows in found.items()
+    ]
+    note = "Conversations of six turns, 11.5 requests/s, over PDD. Main lacks all of a first prompt, and then little."
+    return [
+        Table("Whatever needs a relay ends there: requests sent in minutes", ["", *minutes], over_time, [note]),
+        Table(f"Requests sent in minutes {minutes[-1]}", columns, at_last),
+    ]
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}".replace("%", " %")
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s"
+
+
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "prefill": ("prefill's hit rate", _percent),
+    "main": ("main's hit rate", _percent),
+    "ended": ("end on the relay", _percent),
+    "relay": ("tokens by the relay", _percent),
+    "ttft": ("P90 to the second token", _seconds),
+}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 from intervals import interval
 from line import Carried, carry, first, payloads
@@ -9,16 +12,20 @@ from parameters import Line, fitted_line, narrow, parameters, skewed
 from published import published
 from table import Table
 
+from pdd_runtime.planner.simulate.link import Discipline
+
 SEEDS = range(12)
 Figures = dict[str, float]
 
 
-def run(kind: str, line: Line, seed: int, probe: float = 0.0) -> Carried:
-    """One run of the transfer test, `skewed` or `narrow`."""
+def run(kind: str, line: Line, seed: int, probe: float = 0.0, discipline: Discipline = "fair") -> Carried:
+    """One run of the transfer test, `skewed` or `narrow`. `shortest`: as our transport sends, where all use the same
+    connections and none waits for one."""
     given = parameters()["given"]
     workload, fresh = (skewed(), line.fresh) if kind == "skewed" else (narrow(), 1.0)
+    pool: dict[str, Any] = {} if discipline == "fair" else {"discipline": discipline, "connections": None}
     sizes = first(payloads(workload, seed, given["kv"], fresh), line.transfers)
-    return carry(sizes, given["transfer_rate"], line.model(), seed, probe=probe)
+    return carry(sizes, given["transfer_rate"], replace(line.model(), **pool), seed, probe=probe)
 
 
 def figures(carried: Carried) -> Figures:
@@ -30,6 +37,7 @@ def figures(carried: Carried) -> Figures:
         "p99": float(np.quantile(carried.times, 0.99)),
         "queueing": float(carried.waits.mean()),
         "pool": carried.used,
+        **{f"total p{q}": float(np.quantile(carried.waits + carried.times, q / 100)) for q in (50, 90, 99)},
     }
 
 

@@ -1,4 +1,4 @@
-"""What ends on the relay, and why it must be bounded: the collapse in figure 5 of the PDD report (arXiv 2609.13161)."""
+"""Which requests end on the relay. Why they must be bounded: tests/planner/simulate/test_finishing.py."""
 
 from __future__ import annotations
 
@@ -9,73 +9,39 @@ import pytest
 
 from pdd_runtime.pipeline.finishing_guard import FinishingGuard
 from pdd_runtime.pipeline.hit_rates import LEAST, HitRates
-from pdd_runtime.pipeline.routing_policies import AlwaysRelay, HitThreshold
-from pdd_runtime.plugins.routing import ClusterView, Finishing, RequestFacts, Route
-from tests.pipeline.relay_simulation import EDGES, MAIN, PREFILL, RELAY, WAN, Simulation
+from pdd_runtime.pipeline.routing_policies import AlwaysRelay
+from pdd_runtime.plugins.routing import (
+    ClusterView,
+    EdgeView,
+    Finishing,
+    LinkView,
+    RequestFacts,
+    Role,
+    Route,
+    WorkerKey,
+    WorkerView,
+)
 
-ALL = {"max_tokens": 1_000_000, "cached": 1.0, "requests": 1.0, "slots": 1.0, "hit_rate_gap": 1.0}
-"""Whatever finds less cached on main than the threshold ends on the relay."""
-MINUTES = 60.0
-
-
-def simulation(limits: dict[str, Any] | None, *, guarded: bool = True) -> Simulation:
-    config = HitThreshold.Config.model_validate({"threshold": 0.9, "finish_on_relay": limits})
-    made = Simulation(HitThreshold(config), guarded=guarded)
-    made.run(15 * MINUTES)
-    return made
-
-
-def share(kinds: list[str], kind: str = "P-RLD") -> float:
-    return kinds.count(kind) / len(kinds)
-
-
-@pytest.fixture(scope="module")
-def never() -> Simulation:
-    return simulation(None)
+PREFILL, RELAY, MAIN = (WorkerKey(name, 0, "epoch") for name in ("prefill", "relay", "main"))
+EDGES = (
+    EdgeView(source="prefill", target="relay", carries="kv", link=None),
+    EdgeView(source="prefill", target="main", carries="kv", link="wan"),
+    EdgeView(source="relay", target="main", carries="tokens", link="wan"),
+)
+WAN = LinkView(name="wan", source="dc-a", target="dc-b", bandwidth=1e9, rtt=0.05)
 
 
-def test_where_all_end_on_main_its_hit_rate_is_prefills_and_the_relay_has_little_to_do(never: Simulation) -> None:
-    assert abs(never.rates.gaps()["main"]) < 0.05
-    assert share(never.seen.kinds) == 0
-    assert never.seen.relay_tokens < 0.1 * never.seen.tokens
-    assert max(never.seen.waiting) == 0
-
-
-def test_without_a_guard_what_ends_on_the_relay_takes_the_cache_from_main_and_the_relay_collapses() -> None:
-    collapsed = simulation(ALL, guarded=False)
-    prefill, main = collapsed.rates.rates()["main"]
-    assert prefill > 0.7
-    assert main < 0.05
-    assert share(collapsed.seen.kinds[-1000:]) > 0.95
-    # And more and more wait for it: there is no state in which it could stay.
-    quarter = len(collapsed.seen.waiting) // 4
-    growth = [max(collapsed.seen.waiting[end - quarter : end]) for end in (quarter, 2 * quarter, 3 * quarter)]
-    assert 100 < growth[0] < growth[1] - 100 < growth[2] - 200
-
-
-def test_the_hit_rate_gap_alone_stops_it(never: Simulation) -> None:
-    stopped = simulation(ALL | {"hit_rate_gap": 0.05})
-    assert 0 < share(stopped.seen.kinds) < 0.2
-    assert stopped.rates.gaps()["main"] < 0.1
-    assert max(stopped.seen.waiting[-1000:]) <= 8
-    assert stopped.seen.relay_tokens < 0.2 * stopped.seen.tokens
-
-
-def test_within_the_bounds_that_are_set_by_default_nothing_is_lost(never: Simulation) -> None:
-    bounded = simulation({})
-    assert 0.01 < share(bounded.seen.kinds) <= 0.06
-    assert bounded.rates.gaps()["main"] < 0.1
-    assert max(bounded.seen.waiting) == 0
-    assert bounded.seen.relay_tokens < 0.12 * bounded.seen.tokens
-
-
-# Which, one by one
+def worker(key: WorkerKey, role: Role, cluster: str, cached: int = 0) -> WorkerView:
+    return WorkerView(
+        key=key, role=role, cluster=cluster, cached_tokens=cached, running=0, waiting=0, batch_limit=8,
+        token_bytes=100_000,
+    )  # fmt: skip
 
 
 def plan(
     limits: dict[str, Any] | None, facts: RequestFacts, cached: int = 0, finishing: Finishing | None = None
 ) -> Route:
-    workers = Simulation(AlwaysRelay(AlwaysRelay.Config()))._view({PREFILL: cached, MAIN: 0}).workers
+    workers = (worker(PREFILL, "prefill", "dc-a", cached), worker(RELAY, "relay", "dc-a"), worker(MAIN, "main", "dc-b"))
     view = ClusterView(workers=workers, edges=EDGES, links=(WAN,), finishing=finishing or Finishing())
     return AlwaysRelay(AlwaysRelay.Config.model_validate({"finish_on_relay": limits})).plan(facts, view)
 
