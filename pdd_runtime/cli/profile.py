@@ -128,10 +128,10 @@ def _pools(made: Profile) -> Rows:
     def row(title: str, cell: Callable[[str], str]) -> None:
         table.add_row(Text(title, "dim"), *(cell(name) for name in models))
 
-    row("first token, 1,000 new", lambda name: seconds(models[name].prompt(1000, 0)))
-    row("… 100 new behind 900", lambda name: seconds(models[name].prompt(100, 900)))
-    row("step of 1, at 1,000", lambda name: seconds(models[name].latency.decode(1, 1000)))
-    row("step of a full batch", lambda name: seconds(models[name].latency.decode(models[name].batch_limit, 1000)))
+    row("1,000 tokens of a prompt", lambda name: seconds(models[name].prompt(1000, 0)))
+    row("… 100 behind 900 known", lambda name: seconds(models[name].prompt(100, 900)))
+    row("a step of 1 at 1,000", lambda name: seconds(models[name].latency.decode(1, 1000)))
+    row("a step of a full batch", lambda name: seconds(models[name].latency.decode(models[name].batch_limit, 1000)))
     row("batch", lambda name: str(models[name].batch_limit))
     row("chunk", lambda name: str(models[name].chunk))
     row("capacity", lambda name: f"{models[name].capacity:,}")

@@ -105,6 +105,12 @@ class Profiling:
             if _alike(graph, probe, done.probe):
                 self.told(name, f"as {done.probe.pool}, whose engine is the same")
                 return done.said
+        if probe.info.capabilities.extend != "local" and pool.role != "prefill":
+            raise PddError(
+                f"the workers of pool {name} cannot be measured alone",
+                why="they compute no known tokens themselves: each decode needs KV that prefill keeps for it",
+                fix="measure the engine with a graph in which it extends, and copy what the profile says of that pool",
+            )
         await probe.time_calls()
         times = PoolTimes(probe, self.extent, lambda what: self.told(name, what))
         prefill = await times.passes()
@@ -121,8 +127,9 @@ class Profiling:
             chunk=times.chunk,
             block=probe.block,
             capacity=probe.capacity,
-            kv_constant=float(layout.state_bytes),
-            kv_token=float(layout.token_bytes),
+            # Blocks travel whole: state that is kept behind each is paid for with its tokens.
+            kv_constant=0.0,
+            kv_token=layout.block_bytes / layout.block_size,
             overhead=write_duration(round(probe.call, 6)),
         )
         self._measured.append(_Measured(probe, said))

@@ -82,7 +82,8 @@ def pool_models(
             try:
                 found[name] = pool_model(PoolProfile(latency=ref), plugins, f"pool {name}")
             except FigureError as error:
-                raise FigureError(error.what, where=f"pool {name}", why=error.why, fix=error.fix) from None
+                fix = f"{error.fix}; or measure what is there: `pdd-runtime profile GRAPH`"
+                raise FigureError(error.what, where=f"pool {name}", why=error.why, fix=fix) from None
         else:
             said = "the profile has no such pool" if profile is not None else "no profile is given"
             raise ProfileError(
