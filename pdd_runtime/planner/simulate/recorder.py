@@ -32,6 +32,8 @@ class Recorder:
         """When the last ended."""
         self.sent_last = 0.0
         """When the last that is measured was sent."""
+        self.within = 0
+        """Requests that ended, the measured and others, while measured ones were sent."""
         self.tokens = {"prefill": 0, "relay": 0, "main": 0}
         self.prompt_tokens = 0
         self.cached = {"prefill": 0, "main": 0}
@@ -60,6 +62,11 @@ class Recorder:
             self.begins()
         self.sent_last = visit.due
         return True
+
+    @property
+    def sending(self) -> bool:
+        """Measured ones are being sent."""
+        return self._left > 0 and self.began < float("inf")
 
     def ended(self, flight: Flight) -> None:
         """One that is measured has its whole answer."""

@@ -9,6 +9,7 @@ from typing import Literal
 from pdd_runtime.errors import PddError
 from pdd_runtime.graph import Graph
 from pdd_runtime.planner.pool_model import PoolModel
+from pdd_runtime.planner.profile import Profile
 from pdd_runtime.planner.simulate.link import LinkModel
 from pdd_runtime.plugins import PluginManager
 
@@ -69,3 +70,13 @@ class Scenario:
             return model
         link = self.graph.spec.links[name]
         return LinkModel(bandwidth=link.bandwidth / 8, rtt=link.rtt, streams=link.streams)
+
+
+def measured_links(graph: Graph, profile: Profile) -> dict[str, LinkModel]:
+    """The links of a graph as fast as they were measured, with the round trips that the graph declares."""
+    declared = graph.spec.links
+    return {
+        name: LinkModel((measured.goodput or declared[name].bandwidth) / 8, declared[name].rtt)
+        for name, measured in profile.links.items()
+        if name in declared
+    }

@@ -8,8 +8,6 @@ from typing import Any
 from pdd_runtime.planner.simulate.histogram import Histogram
 from pdd_runtime.planner.simulate.outcome import METRICS, Pairs
 
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -104,7 +102,8 @@ class Simulated:
     offered_rate: float
     """Requests a second that were sent."""
     achieved_rate: float
-    """Requests a second that were answered."""
+    """Requests a second that were answered, whichever they were, while measured ones were sent: long answers that are
+    still being made when the last one is sent do not count against it. Where none was: answered over `duration`."""
     pairs: Pairs = field(repr=False)
 
     @property

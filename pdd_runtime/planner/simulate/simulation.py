@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 
 from pdd_runtime.planner.session import Session
 from pdd_runtime.planner.simulate.outcome import METRICS, Outcome
 from pdd_runtime.planner.simulate.recorder import Recorder
+from pdd_runtime.planner.simulate.repeated import Repeated
 from pdd_runtime.planner.simulate.scenario import Scenario
 from pdd_runtime.planner.simulate.simulated import LinkUse, Metric, PoolUse, Simulated
 from pdd_runtime.planner.simulate.world import World
@@ -124,26 +124,23 @@ def _simulated(world: World, marks: _Marks, requests: int) -> Simulated:
                 source=source,
                 bytes=link.sent - marks.sent[name, source],
                 busy=(link.busy - marks.busy[name, source]) / seconds,
-                queue=0.0,
+                queue=world.looks.queue(name, source),
             )
             for (name, source), link in world.ways.links.items()
         ),
         pools=tuple(
-            PoolUse(name, (pool.busy - marks.pools[name]) / (seconds * len(pool.workers)), 0.0)
+            PoolUse(name, (pool.busy - marks.pools[name]) / (seconds * len(pool.workers)), world.looks.requests(name))
             for name, pool in world.pools.items()
         ),
         duration=duration,
         offered_rate=(measured - 1) / sending if sending > 0 else 0.0,
-        achieved_rate=recorder.answered / duration if duration > 0 else 0.0,
+        achieved_rate=recorder.within / sending
+        if recorder.within
+        else recorder.answered / duration
+        if duration > 0
+        else 0.0,
         pairs=recorder.pairs,
     )
-
-
-@dataclass(frozen=True)
-class Repeated:
-    """The same with several seeds."""
-
-    runs: tuple[Simulated, ...]
 
 
 def repeat(

@@ -18,6 +18,7 @@ from pdd_runtime.planner.simulate.alone import Alone, Finishing
 from pdd_runtime.planner.simulate.decode import DecodeWorker
 from pdd_runtime.planner.simulate.events import Events
 from pdd_runtime.planner.simulate.flight import Flight
+from pdd_runtime.planner.simulate.looks import Looks
 from pdd_runtime.planner.simulate.pool import Pool, Worker
 from pdd_runtime.planner.simulate.prefill import PrefillWorker
 from pdd_runtime.planner.simulate.recorder import Recorder
@@ -79,6 +80,7 @@ class World:
             self.events.push(failure.at, self._fails, failure)
         self._rates = HitRates(None)
         self._guard = FinishingGuard(self._rates, 1) if _may_finish_on_relay(self.policy) else None
+        self.looks = Looks(self.pools, self.ways)
         self.views = Views(graph, self.pools, self.ways, whole=scenario.whole_views)
         self._sessions, self._concurrency, self.sessions_apart = sessions, concurrency, apart
         self._lots = count(1)
@@ -120,6 +122,8 @@ class World:
     def arrive(self, visit: Visit) -> None:
         """A request is sent."""
         visit.measured = self.recorder.sent(visit)
+        if visit.measured:
+            self.looks.look()
         self.admission.ask(visit)
 
     def plan(self, turn: Turn, without: Collection[WorkerKey] = (), shut: Collection[tuple[str, str]] = ()) -> Route:
@@ -159,9 +163,11 @@ class World:
 
     def finished(self, flight: Flight) -> None:
         """The user has the whole answer."""
-        visit = flight.visit
+        visit, recorder = flight.visit, self.recorder
+        if recorder.sending:
+            recorder.within += 1
         if visit.measured:
-            self.recorder.ended(flight)
+            recorder.ended(flight)
         visit.answered()
 
     def ended(self, flight: Flight) -> None:
