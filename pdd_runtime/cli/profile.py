@@ -76,6 +76,12 @@ async def _graph(options: ProfileOptions, consoles: Consoles, told: Told) -> Asy
     """The graph, up; one that was started here is down again at the end."""
     name = options.graph
     if not is_file(name):
+        if options.overrides:
+            raise PddError(
+                f"graph {name} runs, and is measured as it is",
+                why="--set is given",
+                fix="name the graph's file instead",
+            )
         state = find(name)
         async with RunningGraph(state) as graph:
             front = await front_of(state)

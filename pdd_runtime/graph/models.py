@@ -98,7 +98,7 @@ class Pool(_Form):
     replicas: int = Field(default=1, ge=1, le=1024)
     """How many workers."""
     hardware: str | None = None
-    """What the planner prices and models."""
+    """What each of its workers has, for simulator and planner: `h100`, `8xh100`, `4x8xh100`."""
     engine: PluginRef
     """The engine plugin that computes."""
     model: Model | None = None

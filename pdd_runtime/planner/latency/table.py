@@ -65,9 +65,8 @@ class Table(LatencyModel):
     def source(self) -> str:
         new, behind = self.config.prefill.tokens[-1], self.config.prefill.context[-1]
         batch, context = self.config.decode.tokens[-1], self.config.decode.context[-1]
-        return (
-            f"{self.config.origin}; measured up to {new} new tokens behind {behind}, and {batch} sequences of {context}"
-        )
+        passes = f"{self.config.origin}; measured up to {new} new tokens behind {behind}"
+        return f"{passes}, and a batch of {batch} at {context}" if batch > 1 else passes
 
     def prefill(self, new: int, context: int) -> float:
         return self._prefill(new, context)

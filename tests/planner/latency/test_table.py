@@ -82,7 +82,9 @@ def test_more_never_takes_less_whatever_was_measured(data: st.DataObject) -> Non
 
 
 def test_its_source_says_how_far_it_was_measured() -> None:
-    assert table().source == ("a test's figures; measured up to 200 new tokens behind 2000, and 4 sequences of 300")
+    assert table().source == "a test's figures; measured up to 200 new tokens behind 2000, and a batch of 4 at 300"
+    alone = Grid(tokens=[1], context=[100], seconds=[[0.01]])
+    assert table(decode=alone).source == "a test's figures; measured up to 200 new tokens behind 2000"
 
 
 @pytest.mark.parametrize(
