@@ -12,13 +12,11 @@ from parameters import Line, fitted_line, narrow, parameters, skewed
 from published import published
 from table import Table
 
-from pdd_runtime.planner.simulate.link import Discipline
-
 SEEDS = range(12)
 Figures = dict[str, float]
 
 
-def run(kind: str, line: Line, seed: int, probe: float = 0.0, discipline: Discipline = "fair") -> Carried:
+def run(kind: str, line: Line, seed: int, probe: float = 0.0, discipline: str = "fair") -> Carried:
     """One run of the transfer test, `skewed` or `narrow`. `shortest`: as our transport sends, where all use the same
     connections and none waits for one."""
     given = parameters()["given"]

@@ -58,12 +58,17 @@ def rate(name: str) -> float:
 
 
 def run(
-    case: Scenario, requests_a_second: float, seed: int, before: float, requests: int = REQUESTS
+    case: Scenario,
+    requests_a_second: float,
+    seed: int,
+    before: float,
+    requests: int = REQUESTS,
+    warmup: int = WARMUP,
 ) -> dict[str, float]:
     """The figures of one run."""
     seen = Seen(before)
     workload = skewed().model_copy(update={"rate": requests_a_second})
-    simulate(case, workload, requests=requests, seed=seed, warmup=WARMUP, observe=seen)
+    simulate(case, workload, requests=requests, seed=seed, warmup=warmup, observe=seen)
     return seen.figures()
 
 
@@ -80,17 +85,21 @@ def measured() -> dict[str, float]:
     return found | {"pdd relay": relay / (relay + main)}
 
 
-def simulated(numbers: Fitted, seeds: Sequence[int] = SEEDS, requests: int = REQUESTS) -> list[dict[str, float]]:
-    """The same figures, by seed."""
-    wanted = measured()
+def simulated(
+    numbers: Fitted,
+    seeds: Sequence[int] = SEEDS,
+    requests: int = REQUESTS,
+    warmup: int = WARMUP,
+    names: Sequence[str] = DEPLOYMENTS,
+) -> list[dict[str, float]]:
+    """The same figures, by seed; of some deployments only."""
     runs = []
     for seed in seeds:
-        found = {
-            f"{name} {figure}": value
-            for name in DEPLOYMENTS
-            for figure, value in run(scenario(name, numbers), rate(name), seed, numbers.before, requests).items()
-        }
-        runs.append({name: found[name] for name in wanted})
+        found = {}
+        for name in names:
+            figures = run(scenario(name, numbers), rate(name), seed, numbers.before, requests, warmup)
+            found |= {f"{name} {figure}": value for figure, value in figures.items()}
+        runs.append({name: found[name] for name in measured() if name in found})
     return runs
 
 
