@@ -136,7 +136,7 @@ class Watching:
 
     def ended(self, name: str, outcome: Outcome) -> None:
         self._ended += 1
-        if self._ended % 50 == 0 or self._ended == self._requests:
+        if self._ended % max(1, self._requests // 6) == 0:
             self.told(self._name, f"{self._ended} of {self._requests} requests")
 
     def told(self, subject: str, what: str) -> None:
