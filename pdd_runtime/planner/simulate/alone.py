@@ -32,6 +32,9 @@ class Alone(Flight):
             self._user_gets(self.main_at + step, step, self.max_tokens - 1)
         self.known = 0
 
+    def let_go(self) -> None:
+        self.decoding = None
+
     def lost(self, worker: Worker) -> None:
         self._count_main()
         self.give_up(worker)

@@ -278,7 +278,13 @@ class Flight:
                 cache.release(self.spans)
             cache.take(extended(self.spans, self.max_tokens))
         self._leave_main()
+        self.let_go()
         self.world.ended(self)
+
+    def let_go(self) -> None:
+        """What knows it is not known to it any more, so that both go at once."""
+        del self.main_fetch
+        self.decoding = None
 
     def _leave_main(self) -> None:
         self.main.leave(self.main_need)

@@ -318,6 +318,11 @@ class Relayed(Flight):
         elif worker is self.prefill and self.promised:
             self._fetch_again()
 
+    def let_go(self) -> None:
+        super().let_go()
+        del self.relay_fetch
+        self.relaying = None
+
     def give_up(self, worker: Worker) -> None:
         super().give_up(worker)
         if self.relay_need >= 0:

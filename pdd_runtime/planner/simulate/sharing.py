@@ -208,6 +208,7 @@ class Ordered:
         transfer.at = self._link.events.now
         if not transfer.aged:
             transfer.aged = True
+            self._oldest()  # Those that are through go from there.
             heappush(self._ages, (transfer.number, transfer))
         self._sending[transfer] = None
         n = len(self._sending)
