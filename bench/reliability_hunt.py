@@ -120,7 +120,7 @@ def meetings(seen: Seen, graph: Graph) -> list[Meeting]:
             for stream in seen.streams:
                 at = made.at - stream.outcome.sent
                 body = stream.outcome.timeline
-                if body is None or at < 0:
+                if body is None or not 0 <= at <= stream.outcome.ended - stream.outcome.sent:
                     continue
                 for state in states_at(body, at):
                     # Of one that waits, nobody is struck: whoever it would have taken is.
