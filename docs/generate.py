@@ -26,17 +26,19 @@ from typer.models import ArgumentInfo
 from pdd_runtime.cli.app import app
 from pdd_runtime.graph import models
 from pdd_runtime.graph.units import write_duration, write_size
-from pdd_runtime.planner import hardware, model_spec, profile, workload
+from pdd_runtime.planner import hardware, model_spec, plan_spec, prices, profile, workload
 from pdd_runtime.planner.traces import trace
 from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.latency import LatencyModel
 from pdd_runtime.plugins.schema import settings_schema
 
-MANUALS = tuple(Path(__file__).parent / name for name in ("graph.md", "cli.md", "latency.md", "workloads.md"))
+MANUALS = tuple(
+    Path(__file__).parent / name for name in ("graph.md", "cli.md", "latency.md", "planner.md", "workloads.md")
+)
 DISTRIBUTIONS = (
     *("pdd-llamacpp", "pdd-rdma", "pdd-runtime", "pdd-sglang", "pdd-tcp", "pdd-torch", "pdd-trtllm", "pdd-vllm"),
 )
-FORMS = (models, hardware, model_spec, profile, workload, trace)
+FORMS = (models, hardware, model_spec, plan_spec, prices, profile, workload, trace)
 """Modules whose forms have tables."""
 _BLOCK = re.compile(r"(<!-- (?:keys|options) of (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from pdd_runtime import __version__
-from pdd_runtime.cli import ab_app, certs_app, complete, keys_app, plugins_app, profile_app, render_app, workload_app
+from pdd_runtime.cli import (
+    ab_app,
+    certs_app,
+    complete,
+    keys_app,
+    plan_app,
+    plugins_app,
+    profile_app,
+    render_app,
+    simulate_app,
+    workload_app,
+)
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.options import (
     Drawing,
@@ -467,3 +478,5 @@ app.add_typer(plugins_app.app, name="plugins")
 app.add_typer(render_app.app, name="render")
 app.command(epilog=workload_app.EXAMPLES)(workload_app.workload)
 app.command(epilog=profile_app.EXAMPLES)(profile_app.profile)
+app.command(epilog=plan_app.EXAMPLES)(plan_app.plan)
+app.command(epilog=simulate_app.EXAMPLES)(simulate_app.simulate)

@@ -60,7 +60,7 @@ def cost(inventory: Inventory, prices: Prices, traffic: Mapping[str, float] | No
                 f"{hardware} has no price",
                 where="prices.nodes",
                 why=f"the hardware with prices is: {known}",
-                fix=nearest(hardware, prices.nodes) or f"add {hardware}: PRICE",
+                fix=f"add {hardware}: PRICE" + (f"; {near}" if (near := nearest(hardware, prices.nodes)) else ""),
             )
         nodes = nodes.plus(price.price.times(count))
         if prices.energy is not None:

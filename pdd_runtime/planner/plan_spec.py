@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,9 @@ from pdd_runtime.graph import PluginRef
 from pdd_runtime.graph.document import Document, read
 from pdd_runtime.graph.faults import explain_all
 from pdd_runtime.graph.models import Metadata, Name
-from pdd_runtime.graph.units import Bandwidth, Duration
+from pdd_runtime.graph.overrides import apply
+from pdd_runtime.graph.units import Bandwidth, Duration, UnitError
+from pdd_runtime.planner.figures import FigureError
 from pdd_runtime.planner.hardware import Hardware, counted
 from pdd_runtime.planner.model_spec import ModelFigures
 from pdd_runtime.planner.prices import Prices
@@ -71,7 +74,10 @@ def _each_once(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _chips(value: str) -> str:
     value = value.strip().lower()
-    counted(value)
+    try:
+        counted(value)
+    except FigureError as error:
+        raise UnitError(error.what, error.fix) from error
     return value
 
 
@@ -135,6 +141,9 @@ class PlanSlo(_Form):
     """Time to the first token, 90th percentile."""
     tpot_p90: Annotated[Duration, Field(gt=0)] | None = None
     """Time per output token after it, 90th percentile."""
+    decoded: bool = False
+    """Count from the first token that relay or main makes, the second one: prefill's own, which is sent at once, proves
+    little. Else a wait between the two is in the time per token."""
 
 
 class Effort(_Form):
@@ -144,9 +153,9 @@ class Effort(_Form):
     """Simulated time of a test whether a deployment holds at a rate. A queue that grows must have time to show."""
     requests: int = Field(default=1500, ge=100, le=10_000_000)
     """Requests of such a test at least."""
-    final: int = Field(default=4, ge=1, le=1000)
+    final: int = Field(default=3, ge=1, le=1000)
     """So many times longer are those of the deployments that are shown."""
-    seeds: int = Field(default=5, ge=2, le=100)
+    seeds: int = Field(default=4, ge=2, le=100)
     """Of each deployment that is shown: its figures get intervals."""
 
 
@@ -208,11 +217,13 @@ class Plan(_Form):
     """What is looked for."""
 
 
-def read_plan(path: str | Path) -> tuple[Plan, Document]:
-    """The plan in a YAML file, and where everything stood. Raises `PlanError`, or `PlanErrors`, with
-    file:line:column."""
+def read_plan(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Plan, Document]:
+    """The plan in a YAML file, changed by `overrides` (`spec.budget=80`), and where everything stood. Raises
+    `PlanError`, or `PlanErrors`, with file:line:column."""
     try:
         document = read(Path(path))
+        for override in overrides:
+            apply(document, override)
         return Plan.model_validate_json(json.dumps(document.data)), document
     except GraphError as error:
         raise _ours(error) from error

@@ -219,21 +219,15 @@ def asked(*rates: float) -> list[Trial]:
     return [Trial(0, (1,), rate, 100, 0) for rate in rates]
 
 
-def test_processes_share_trials_and_answer_in_order() -> None:
+def test_processes_share_trials_answer_in_order_and_tell_what_went_wrong() -> None:
     ended: list[None] = []
     with crew(2, _prepare, "") as workers:
         verdicts = workers.do(asked(*range(1, 21)), lambda: ended.append(None))
-    assert [verdict.kept for verdict in verdicts] == [rate > 2 for rate in range(1, 21)]
-    assert len(ended) == 20
-    assert os.getpid() not in {int(verdict.ttft["p90"]) for verdict in verdicts}
-
-
-def test_a_trials_error_is_raised_as_it_was() -> None:
-    with crew(2, _prepare, "") as workers, pytest.raises(PddError, match="a trial failed") as told:
-        workers.do(asked(1, -1), lambda: None)
-    assert told.value.fix == "do not ask for it"
-
-
-def test_a_process_that_is_killed_is_told_of() -> None:
-    with crew(2, _prepare, "") as workers, pytest.raises(PddError, match="has ended"):
-        workers.do(asked(0), lambda: None)
+        assert [verdict.kept for verdict in verdicts] == [rate > 2 for rate in range(1, 21)]
+        assert len(ended) == 20
+        assert os.getpid() not in {int(verdict.ttft["p90"]) for verdict in verdicts}
+        with pytest.raises(PddError, match="a trial failed") as told:
+            workers.do(asked(-1), lambda: None)
+        assert told.value.fix == "do not ask for it"
+        with pytest.raises(PddError, match="has ended"):
+            workers.do(asked(0), lambda: None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 from pdd_runtime.planner.pool_model import PoolModel
 from pdd_runtime.planner.search.demand import Demand, decode_rate
@@ -72,5 +71,16 @@ class Bounds:
             sizes.append(next((count for count in counts if count >= need - 1e-9), counts[-1]))
         return tuple(sizes)
 
-    def __iter__(self) -> Iterator[tuple[str, float]]:
-        return chain(self.prefill.items(), self.decode.items())
+    def used(self, sizes: Sizes, rate: float) -> dict[str, float]:
+        """Of each pool, the share of what it and others that do the same can do; a relay does what it takes on, and
+        counts as idle."""
+        spec, count = self.family.smallest.spec, dict(zip(self.family.pools, sizes, strict=True))
+        used = dict.fromkeys(self.family.pools, 0.0)
+        for each in (
+            self.prefill,
+            {name: one for name, one in self.decode.items() if spec.pools[name].role != "relay"},
+        ):
+            whole = sum(count[name] * one for name, one in each.items())
+            for name in each:
+                used[name] = max(used[name], rate / whole if whole else 1.0)
+        return used

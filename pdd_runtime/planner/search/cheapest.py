@@ -12,8 +12,6 @@ from pdd_runtime.planner.search.trials import Steps, Trials, kept
 
 FILL = 0.85
 """How busy workers are in a deployment that just keeps its promise: where the search begins, nothing more."""
-STEP = 0.05
-"""Part of a pool's workers that is added where they are too few."""
 DEARER = 1.1
 """A way up is followed while it costs at most so many times as much as the best so far: a way down may follow."""
 MOST = 60
@@ -23,7 +21,7 @@ Cost = Callable[[Candidate], float]
 
 
 class Cheapest:
-    """At one rate, over all families, those first that seem cheapest."""
+    """At one rate, over all families to choose from, those first that seem cheapest."""
 
     def __init__(self, trials: Trials, cost: Cost, rate: float) -> None:
         self._trials, self._cost, self._rate = trials, cost, rate
@@ -42,7 +40,7 @@ class Cheapest:
 
     def _order(self) -> list[int]:
         guessed = []
-        for family, bounds in enumerate(self._trials.bounds):
+        for family, bounds in enumerate(self._trials.bounds[: self._trials.choices]):
             sizes = bounds.least(self._rate, FILL) or bounds.least(self._rate, 1.0)
             if sizes is not None:
                 guessed.append((self._cost(Candidate(family, sizes)), family))
@@ -54,14 +52,21 @@ class Cheapest:
         if lowest is None or self._cost(Candidate(family, lowest)) >= self._limit:
             return
         here = Candidate(family, self._start(family, lowest))
+        step = 1
         while not kept(verdict := (yield from self._holds(here))):
-            more = self._more(here, verdict)
+            if step == 2 and not kept((yield from self._holds(self._largest(family)))):
+                return
+            more = self._more(here, verdict, step)
             if more is None or self._cost(more) >= DEARER * self._limit or self._asked > MOST:
                 return
-            here = more
-        here = yield from self._down(here)
+            here, step = more, 2 * step
+        here = yield from self._down(here, lowest)
         if self._cost(here) < self._limit:
             self._best = here
+
+    def _largest(self, family: int) -> Candidate:
+        choices = self._trials.families[family].choices
+        return Candidate(family, tuple(counts[-1] for counts in choices.values()))
 
     def _holds(self, candidate: Candidate) -> Steps[Verdict | bool]:
         before = self._trials.done
@@ -75,34 +80,45 @@ class Cheapest:
         best = self._best
         if best is None or self._trials.families[best.family].pools != tuple(choices):
             sizes = self._trials.bounds[family].least(self._rate, FILL)
-            return sizes or tuple(counts[-1] for counts in choices.values())
+            return sizes or self._largest(family).sizes
         return tuple(
             next((count for count in counts if count >= max(size, low)), counts[-1])
             for counts, size, low in zip(choices.values(), best.sizes, lowest, strict=True)
         )
 
-    def _more(self, candidate: Candidate, verdict: Verdict | bool) -> Candidate | None:
-        """With more workers in the pool that lacks them most; None: all have as many as they may."""
+    def _more(self, candidate: Candidate, verdict: Verdict | bool, step: int) -> Candidate | None:
+        """With `step` workers more in the pool that lacks them most; None: all have as many as they may."""
         family = self._trials.families[candidate.family]
         counts, pools = list(family.choices.values()), family.smallest.spec.pools
         room = [axis for axis, size in enumerate(candidate.sizes) if size < counts[axis][-1]]
         if not room:
             return None
 
+        used = self._trials.bounds[candidate.family].used(candidate.sizes, self._rate)
+
         def lack(axis: int) -> tuple[float, float]:
             if isinstance(verdict, bool):
-                return 0.0, -candidate.sizes[axis] / counts[axis][-1]
+                return used[family.pools[axis]], -candidate.sizes[axis]
             late = "tpot" if pools[family.pools[axis]].role == "main" else "ttft"
-            return verdict.busy.get(family.pools[axis], 0.0) + (late in verdict.missed), -candidate.sizes[axis]
+            return used[family.pools[axis]] + (late in verdict.missed), -candidate.sizes[axis]
 
         axis = max(room, key=lack)
-        least = candidate.sizes[axis] + max(1, round(STEP * candidate.sizes[axis]))
+        least = candidate.sizes[axis] + step
         size = next((count for count in counts[axis] if count >= least), counts[axis][-1])
-        return candidate._replace(sizes=(*candidate.sizes[:axis], size, *candidate.sizes[axis + 1 :]))
+        return _with(candidate, axis, size)
 
-    def _down(self, candidate: Candidate) -> Steps[Candidate]:
-        """To what is cheaper and still serves the rate, until no neighbour does; the cheapest first."""
+    def _down(self, candidate: Candidate, lowest: Sizes) -> Steps[Candidate]:
+        """To what is cheaper and still serves the rate: pool by pool by halves, then until no neighbour does."""
         choices = self._trials.families[candidate.family].choices
+        for axis, counts in enumerate(choices.values()):
+            fewer = [count for count in counts if lowest[axis] <= count <= candidate.sizes[axis]]
+            while len(fewer) > 1:
+                middle = (len(fewer) - 1) // 2
+                if kept((yield from self._holds(_with(candidate, axis, fewer[middle])))):
+                    fewer = fewer[: middle + 1]
+                else:
+                    fewer = fewer[middle + 1 :]
+            candidate = _with(candidate, axis, fewer[0]) if fewer else candidate
         while True:
             for other in sorted(
                 (candidate._replace(sizes=sizes) for sizes in neighbours(candidate.sizes, choices)),
@@ -115,6 +131,10 @@ class Cheapest:
                     break
             else:
                 return candidate
+
+
+def _with(candidate: Candidate, axis: int, size: int) -> Candidate:
+    return candidate._replace(sizes=(*candidate.sizes[:axis], size, *candidate.sizes[axis + 1 :]))
 
 
 def cheapest(trials: Trials, cost: Cost, rates: Sequence[float]) -> dict[float, Candidate | None]:

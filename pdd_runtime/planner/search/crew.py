@@ -56,25 +56,25 @@ class Processes:
                 line.send(trials[number])
                 at[line] = number
 
-        for line in self._lines:
-            give(line)
-        while at:
-            for ready in wait(list(at)):
-                free: Any = ready
-                number = at.pop(free)
-                try:
+        try:
+            for line in self._lines:
+                give(line)
+            while at:
+                for ready in wait(list(at)):
+                    free: Any = ready
+                    number = at.pop(free)
                     answer, wrong = free.recv()
-                except EOFError as error:
-                    raise PddError(
-                        "a process of the search has ended",
-                        why="it was killed, perhaps for want of memory",
-                        fix="search with --processes 1",
-                    ) from error
-                if wrong is not None:
-                    raise PddError.from_wire(wrong) if isinstance(wrong, dict) else wrong
-                verdicts[number] = answer
-                done()
-                give(free)
+                    if wrong is not None:
+                        raise PddError.from_wire(wrong) if isinstance(wrong, dict) else wrong
+                    verdicts[number] = answer
+                    done()
+                    give(free)
+        except (EOFError, ConnectionError) as error:
+            raise PddError(
+                "a process of the search has ended",
+                why="it was killed, perhaps for want of memory",
+                fix="search with --processes 1",
+            ) from error
         return [verdicts[number] for number in range(len(trials))]
 
 

@@ -122,6 +122,12 @@ def families(plan: Plan, loaded: LoadedGraph, document: Document) -> tuple[Famil
     return tuple(made)
 
 
+def as_given(number: int, loaded: LoadedGraph) -> Family:
+    """The plan's graph as it is, with what `set` changed: what others are compared with."""
+    choices = {name: (pool.replicas,) for name, pool in loaded.graph.spec.pools.items()}
+    return Family(number, loaded.document.data, choices, {}, {"graph": "as it is"})
+
+
 def check_names(plan: Plan, loaded: LoadedGraph, document: Document) -> None:
     """Every pool and link that may vary is in the graph. Raises `PlanError`."""
     parts: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (

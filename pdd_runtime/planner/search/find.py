@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice, product
 
 from pdd_runtime.graph import Graph
-from pdd_runtime.planner.cost import Cost, bcr
+from pdd_runtime.planner.cost import Cost, PriceError, bcr
 from pdd_runtime.planner.plan_spec import PlanError
 from pdd_runtime.planner.prices import Range
 from pdd_runtime.planner.search.cheapest import FILL, cheapest
@@ -66,6 +66,8 @@ class Found:
     best: Deployment
     front: tuple[Deployment, ...]
     """By cost; `best` is among them."""
+    given: Deployment | None
+    """The graph as it is; None: it keeps the promise at no rate, or something in it has no price."""
     deployments: int
     """How many there were to choose from."""
     trials: int
@@ -77,7 +79,11 @@ class Finder:
 
     def __init__(self, setting: Setting, crew: Crew, told: Told) -> None:
         self.setting = setting
-        self.trials = Trials(setting.families, setting.bounds, setting.plan.spec.effort, crew, told)
+        effort, choices = setting.plan.spec.effort, len(setting.families) - 1
+        self.trials = Trials(setting.families, setting.bounds, effort, crew, told, choices)
+        self._choices = setting.families[:choices]
+        given = setting.families[choices]
+        self._given = Candidate(choices, tuple(counts[0] for counts in given.choices.values()))
         self._costs: dict[Candidate, float] = {}
 
     def cost(self, candidate: Candidate) -> float:
@@ -98,16 +104,27 @@ class Finder:
         finalists = [*front([*points, best])]
         if best not in finalists:
             finalists.append(best)
-        shown = self._finals(finalists, best)
+        given = self._as_given()
+        shown = self._finals([*finalists, *given], best)
         chosen = next(each for each in shown if each.candidate == best.candidate)
-        return Found(chosen, shown, self.deployments, self.trials.done)
+        others = tuple(each for each in shown if each.candidate != self._given)
+        same = next((each for each in shown if each.candidate == self._given), None)
+        return Found(chosen, others, same, self.deployments, self.trials.done)
+
+    def _as_given(self) -> list[Point]:
+        try:
+            spent = self.cost(self._given)
+        except PriceError:
+            return []
+        rates = goodputs(self.trials, "measures what it found", [(self._given, self._guess(self._given))])
+        return [Point(self._given, rate, spent) for rate in rates.values() if rate > 0]
 
     @property
     def deployments(self) -> int:
-        return sum(math.prod(map(len, family.choices.values())) for family in self.setting.families)
+        return sum(math.prod(map(len, family.choices.values())) for family in self._choices)
 
     def _all(self) -> Iterator[Candidate]:
-        for number, family in enumerate(self.setting.families):
+        for number, family in enumerate(self._choices):
             for sizes in product(*family.choices.values()):
                 yield Candidate(number, sizes)
 
@@ -132,7 +149,7 @@ class Finder:
         """Rates from what the smallest deployment can serve to what the largest can; the one that is needed among
         them."""
         smallest, largest = [], []
-        for bounds in self.setting.bounds:
+        for bounds in self.setting.bounds[: len(self._choices)]:
             choices = bounds.family.choices.values()
             smallest.append(bounds.rate(tuple(counts[0] for counts in choices)))
             largest.append(bounds.rate(tuple(counts[-1] for counts in choices)))
@@ -205,7 +222,7 @@ class Finder:
         """Nothing keeps the promise at any rate: how near the best of them comes when it is nearly idle."""
         largest = [
             Candidate(number, tuple(counts[-1] for counts in family.choices.values()))
-            for number, family in enumerate(self.setting.families)
+            for number, family in enumerate(self._choices)
         ]
         rates = [max(1e-6, IDLE * self.setting.bounds[each.family].rate(each.sizes)) for each in largest]
         tried = [self.trials.trial(each, rate) for each, rate in zip(largest, rates, strict=True)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from pdd_runtime.planner.search.point import Candidate
 from pdd_runtime.planner.search.trial import Change
@@ -10,6 +11,8 @@ from pdd_runtime.planner.search.trials import Steps, Trials
 
 EXACT = 0.015
 """It is found to within this part."""
+STEEP = 2.0
+"""How much faster than the rate its P90s rise near the SLO, on a logarithmic scale; for first steps only."""
 LEAST = 1e-3
 """Below this part of what the bounds allow it is taken for none."""
 
@@ -24,19 +27,35 @@ def goodput(
     seed: int | None = None,
 ) -> Steps[float]:
     """Requests/s; 0: it keeps its promise at no rate. `guess`: where to begin."""
-    low, high = 0.0, float("inf")
-    rate, factor = guess, 1.0 + 2 * EXACT
-    while high - low > EXACT * high or high == float("inf"):
+    low, high = 0.0, math.inf
+    rate, seen = guess, list[tuple[float, float]]()
+    while high == math.inf or high - low > EXACT * high:
         verdict = yield trials.trial(candidate, rate, changes, longer=longer, seed=seed)
         low, high = (rate, high) if verdict.kept else (low, rate)
         if high < LEAST * guess:
             return 0.0
-        if low and high < float("inf"):
-            rate = (low + high) / 2
-        else:
-            rate = rate / factor if not low else rate * factor
-            factor = min(2.0, factor**2)
+        seen.append((rate, math.log(max(1e-9, verdict.margin))))
+        rate = _next(low, high, seen)
     return low
+
+
+def _next(low: float, high: float, seen: Sequence[tuple[float, float]]) -> float:
+    """Where the promise may just be kept: between the two nearest, by how far from it each was, on a side of that from
+    which one more trial closes the bracket."""
+    rate, far = seen[-1]
+    if low and high < math.inf:
+        far_from = dict(seen)
+        below, above = far_from[low], far_from[high]
+        width = high - low
+        if not below < 0 < above:
+            return low + width / 2
+        aim = low + width * -below / (above - below)
+        aim *= 1 + EXACT * (0.45 if rate == low else -0.45)
+        return min(max(aim, low + 0.1 * width), high - 0.1 * width)
+    step = 1 + 2 * EXACT * 2.0 ** len(seen)
+    by = min(step, math.exp(abs(far) / STEEP)) if far else step
+    by = max(by, 1 + EXACT)
+    return rate * by if low else rate / by
 
 
 def goodputs(

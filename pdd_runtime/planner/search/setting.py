@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+
+import numpy as np
 
 from pdd_runtime.graph import LoadedGraph, load, nearest
 from pdd_runtime.graph.document import Document
 from pdd_runtime.graph.models import Slo
 from pdd_runtime.planner import Workload, read_workload
+from pdd_runtime.planner.cost import PriceError
 from pdd_runtime.planner.plan_spec import Plan, PlanError, read_plan
 from pdd_runtime.planner.pool_model import PoolModel, pool_models
 from pdd_runtime.planner.profile import PoolProfile, Profile, ProfileError, read_profile
 from pdd_runtime.planner.search.bounds import Bounds
 from pdd_runtime.planner.search.demand import Demand
-from pdd_runtime.planner.search.family import Family, families
+from pdd_runtime.planner.search.family import Family, as_given, families
 from pdd_runtime.planner.search.hits import FewerHits
 from pdd_runtime.planner.search.trial import Trial, Verdict
-from pdd_runtime.planner.simulate import Scenario, Simulated, simulate
+from pdd_runtime.planner.simulate import Outcome, Scenario, Simulated, simulate
 from pdd_runtime.plugins import PluginManager, load_plugins
 
 REFUSED = 0.001
@@ -36,18 +39,21 @@ class Setting:
     loaded: LoadedGraph
     workload: Workload
     families: tuple[Family, ...]
+    """Those to choose from, and behind them the graph as it is."""
     plugins: PluginManager
     profile: Profile | None
 
     @staticmethod
-    def read(path: str | Path) -> Setting:
+    def read(path: str | Path, overrides: Sequence[str] = ()) -> Setting:
         """Raises `PlanError`, and what graph, workload and models raise."""
-        plan, document = read_plan(path)
+        plan, document = read_plan(path, overrides)
         beside = Path(path).parent
         loaded = load(_beside(beside, plan.spec.graph), plan.spec.set)
         workload = read_workload(_beside(beside, plan.spec.workload))
         profile = read_profile(beside / plan.spec.profile) if plan.spec.profile is not None else None
-        return Setting(plan, document, loaded, workload, families(plan, loaded, document), load_plugins(), profile)
+        chosen = families(plan, loaded, document)
+        given = as_given(len(chosen), loaded)
+        return Setting(plan, document, loaded, workload, (*chosen, given), load_plugins(), profile)
 
     @cached_property
     def slo(self) -> Slo:
@@ -108,7 +114,16 @@ class Setting:
             for family, models in zip(self.families, self.models, strict=True)
         )
 
-    def simulated(self, trial: Trial) -> Simulated:
+    def check_prices(self) -> None:
+        """Raises `PriceError` where something that may be chosen has no price."""
+        for family in self.families[:-1]:
+            try:
+                family.cost(tuple(counts[0] for counts in family.choices.values()), self.plan.spec.prices)
+            except PriceError as error:
+                where = self.document.locate(("spec", "prices", "nodes")) if "prices" in error.where else error.where
+                raise PriceError(error.what, where=where, why=error.why, fix=error.fix) from error
+
+    def simulated(self, trial: Trial, observe: Callable[[Outcome], None] | None = None) -> Simulated:
         """The trial's simulation itself."""
         family = self.families[trial.family]
         graph = family.graph(trial.sizes)
@@ -125,27 +140,29 @@ class Setting:
             else:
                 workload = FewerHits.of(workload, change.times)
         scenario = Scenario(graph, self.models[trial.family], self.plugins, links)
-        return simulate(scenario, workload, requests=trial.requests, seed=trial.seed)
+        return simulate(scenario, workload, requests=trial.requests, seed=trial.seed, observe=observe)
 
     def verdict(self, trial: Trial) -> Verdict:
         """Whether the promise is kept."""
-        found = self.simulated(trial)
-        missed = []
-        for name, metric, most in (("ttft", found.ttft, self.slo.ttft_p90), ("tpot", found.tpot, self.slo.tpot_p90)):
-            if most is not None and (metric.p90 or 0.0) > most:
-                missed.append(name)
+        times = Times(self.plan.spec.slo.decoded)
+        found = self.simulated(trial, times)
+        ttft, tpot = _shown(times.ttft), _shown(times.tpot)
+        promised = (("ttft", ttft, self.slo.ttft_p90), ("tpot", tpot, self.slo.tpot_p90))
+        margins = {name: times["p90"] / most for name, times, most in promised if most and times}
+        missed = [name for name, margin in margins.items() if margin > 1]
         if found.rejected + found.failed > REFUSED * found.requests or not found.answered:
             missed.append("load")
         seconds = max(1e-9, found.duration)
         return Verdict(
             kept=not missed,
-            ttft={name: _number(value) for name, value in found.ttft.to_json().items()},
-            tpot={name: _number(value) for name, value in found.tpot.to_json().items()},
+            ttft=ttft,
+            tpot=tpot,
             missed=tuple(missed),
-            busy={use.pool: use.utilisation for use in found.pools} | {use.link: use.busy for use in found.links},
+            busy={use.pool: use.utilisation for use in found.pools} | _busiest(found),
             relay_share=found.relay_share,
             hits=dict(found.hit_rates),
             sent={name: size / seconds for name, size in found.link_bytes.items()},
+            margin=max(margins.values(), default=0.0),
         )
 
 
@@ -157,8 +174,38 @@ def _on(said: PoolProfile, hardware: str) -> PoolProfile:
     return said.model_copy(update={"latency": latency})
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+def _busiest(found: Simulated) -> dict[str, float]:
+    """Of each link the direction that is used more."""
+    busy: dict[str, float] = {}
+    for use in found.links:
+        busy[use.link] = max(use.busy, busy.get(use.link, 0.0))
+    return busy
+
+
+def _shown(seconds: Sequence[float]) -> dict[str, float]:
+    """Empty where nobody has any."""
+    if not seconds:
+        return {}
+    p50, p90, p99 = np.quantile(seconds, (0.5, 0.9, 0.99)).tolist()
+    return {"mean": statistics.fmean(seconds), "p50": p50, "p90": p90, "p99": p99}
+
+
+class Times:
+    """Of single requests, as the promise counts them."""
+
+    def __init__(self, decoded: bool) -> None:
+        self.ttft: list[float] = []
+        self.tpot: list[float] = []
+        self._decoded = decoded
+
+    def __call__(self, outcome: Outcome) -> None:
+        first, behind = outcome.ttft, outcome.output - 1
+        if self._decoded and outcome.tt2 is not None:
+            first, behind = outcome.tt2, outcome.output - 2
+        if first is not None:
+            self.ttft.append(first)
+        if first is not None and outcome.e2e is not None and behind > 0:
+            self.tpot.append((outcome.e2e - first) / behind)
 
 
 def _beside(directory: Path, name: str) -> str:
@@ -167,6 +214,6 @@ def _beside(directory: Path, name: str) -> str:
     return str(there) if there.exists() else name
 
 
-def judge(path: str) -> Callable[[Trial], Verdict]:
+def judge(path: str, overrides: Sequence[str]) -> Callable[[Trial], Verdict]:
     """For each process of the search: what does its trials."""
-    return Setting.read(path).verdict
+    return Setting.read(path, overrides).verdict

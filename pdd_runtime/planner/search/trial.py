@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -47,8 +46,5 @@ class Verdict(NamedTuple):
     """Share of prompt tokens cached at `prefill` and `main`."""
     sent: Mapping[str, float]
     """Bytes/s over each link."""
-
-    @property
-    def whole(self) -> bool:
-        """Something was served."""
-        return all(math.isfinite(value) for value in (*self.ttft.values(), *self.tpot.values()))
+    margin: float = 0.0
+    """The worst P90 over what was promised: 1 is just kept. 0: not known."""

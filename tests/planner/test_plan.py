@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pdd_runtime.errors import PddError
+from pdd_runtime.graph import loads
+from pdd_runtime.planner.plan_html import to_html
+from pdd_runtime.planner.plan_report import PlanReport
+from pdd_runtime.planner.search.crew import Alone
+from pdd_runtime.planner.search.find import Finder, Found
+from pdd_runtime.planner.search.otherwise import what_if
+from pdd_runtime.planner.search.setting import Setting, judge
+from pdd_runtime.planner.search.trial import Change, Trial, Verdict
+
+GRAPH = """
+apiVersion: pdd/v1alpha1
+kind: InferenceGraph
+metadata: {name: given}
+spec:
+  model: {source: toy}
+  clusters: {dc-a: {}, dc-b: {}}
+  links: {wan: {between: [dc-a, dc-b], bandwidth: 1Gbit/s, rtt: 10ms}}
+  pools:
+    prefill: {role: prefill, cluster: dc-a, hardware: 8xh100, engine: {plugin: scripted}}
+    relay: {role: relay, cluster: dc-a, hardware: 1xh100, engine: {plugin: scripted}}
+    main: {role: main, cluster: dc-b, replicas: 2, hardware: 8xh200, engine: {plugin: scripted}}
+  edges:
+    - {from: prefill, to: relay, carries: kv, transport: {plugin: tcp}}
+    - {from: prefill, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
+    - {from: relay, to: main, carries: tokens, link: wan}
+  slo: {ttft_p90: 1s, tpot_p90: 50ms}
+  discovery: {plugin: etcd, config: {endpoints: ["http://127.0.0.1:2379"]}}
+"""
+PROFILE = """
+pools:
+  prefill: &worker
+    latency:
+      plugin: table
+      config:
+        prefill: {tokens: [1, 1001], context: [0], seconds: [[0.0101], [0.1101]]}
+        decode: {tokens: [1, 11], context: [0], seconds: [[0.0105], [0.0155]]}
+    capacity: 1000000
+    kv_constant: 0
+    kv_token: 1000
+    batch_limit: 8
+  relay: *worker
+  main: *worker
+"""
+PLAN = """
+apiVersion: pdd/v1alpha1
+kind: Plan
+metadata: {name: found}
+spec:
+  graph: graph.yaml
+  profile: profile.yaml
+  workload: "prompt=1000,output=20,hit=0.5,prefixes=4"
+  prices: {nodes: {h100: 2, h200: 1}, line: 0.5}
+  pools: {prefill: {replicas: 1..3}, relay: {replicas: 0..1}, main: {replicas: 1..3}}
+  effort: {span: 4s, requests: 100, final: 1, seeds: 2}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    for name, text in (("graph", GRAPH), ("profile", PROFILE), ("plan", PLAN)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path / "plan.yaml"
+
+
+def formula(setting: Setting, trial: Trial) -> Verdict:
+    """As if: a prefill worker reads 20 requests/s when half of the prompt is cached, and a main worker answers 45."""
+    kept = math.prod(change.times for change in trial.changes if not change.link)
+    count = dict(zip(setting.families[trial.family].pools, trial.sizes, strict=True))
+    load = max(trial.rate * (2 - kept) / (20 * count["prefill"]), trial.rate / (45 * count["main"]))
+    ttft = {"p50": 0.1, "p90": 0.1 / max(0.001, 1 - load), "p99": 0.2}
+    margin = ttft["p90"] / (setting.slo.ttft_p90 or 1)
+    times = dict.fromkeys(ttft, 0.01)
+    hits = {"prefill": 0.5 * kept, "main": 0.5 * kept}
+    missed = ("ttft",) if margin > 1 else ()
+    return Verdict(not missed, ttft, times, missed, dict.fromkeys(count, load), 0.0, hits, {"wan": 5e5}, margin)
+
+
+def found(path: Path, *overrides: str) -> Found:
+    return search(path, *overrides)[1]
+
+
+def search(path: Path, *overrides: str) -> tuple[Finder, Found]:
+    setting = Setting.read(path, overrides)
+    finder = Finder(setting, Alone(partial(formula, setting)), lambda what, done: None)
+    return finder, finder.find()
+
+
+def test_a_plan_finds_a_deployment_that_keeps_its_promise_and_is_worth_most(path: Path) -> None:
+    finder, answer = search(path)
+    best = answer.best
+    assert best in answer.front
+    assert best.verdict.ttft["p90"] <= 1.0
+    assert best.verdict.tpot["p90"] <= 0.05
+    assert max(each.bcr.low for each in answer.front) <= 1.1 * best.bcr.low
+    assert answer.given is not None
+    assert best.bcr.low >= answer.given.bcr.low
+    costs = [each.cost.total.low for each in answer.front]
+    assert costs == sorted(costs)
+
+    others = what_if(finder, answer)
+    assert {each.name for each in others.binds} >= {"prefill", "main", "wan"}
+    falls = [fall.goodput for fall in others.falls]
+    assert falls[0] > falls[-1] > 0
+    assert others.falls[0].hits["main"] > others.falls[-1].hits["main"]
+    assert {each.what for each in others.priced} == {
+        f"{name} × {times}" for name in ("h100", "h200", "line") for times in (0.8, 1.25)
+    }
+
+    report = PlanReport(finder.setting, answer, others)
+    graph = loads(report.graph_yaml()).graph
+    assert graph.name == "found"
+    assert {name: pool.replicas for name, pool in graph.spec.pools.items()} == {
+        name: pool.replicas for name, pool in best.graph.spec.pools.items()
+    }
+    assert report.to_json()["best"]["goodput"] == best.goodput
+    page = to_html(report)
+    assert page.count("<svg") == 3
+    assert "nan" not in page
+
+
+def test_a_trial_has_the_same_verdict_in_every_process(path: Path) -> None:
+    trial = Trial(0, (1, 1, 1), 15.0, 100, 3)
+    here, there = Setting.read(path).verdict(trial), judge(str(path), ())(trial)
+    assert here == there
+    assert here.kept
+    assert 0 < here.ttft["p50"] < here.ttft["p90"] <= 1
+    assert judge(str(path), ())(trial._replace(seed=4)) != here
+
+
+def test_what_a_trial_changes_is_changed(path: Path) -> None:
+    judged = Setting.read(path).verdict
+    trial = Trial(0, (1, 1, 1), 15.0, 100, 3)
+    fewer = judged(trial._replace(changes=(Change(times=0.5),)))
+    assert fewer.hits["prefill"] == pytest.approx(judged(trial).hits["prefill"] / 2, rel=0.1)
+    slow = judged(trial._replace(changes=(Change("wan", 0.1),)))
+    assert slow.busy["wan"] > 5 * judged(trial).busy["wan"]
+
+
+def test_goodput_and_budget_are_kept(path: Path) -> None:
+    little, much = (found(path, f"spec.budget={budget}").best for budget in (4, 9))
+    assert little.cost.total.low <= 4 < much.cost.total.low <= 9
+    assert little.goodput < much.goodput
+    needed = (little.goodput + much.goodput) / 2
+    enough = found(path, f"spec.goodput={needed}").best
+    assert enough.goodput >= 0.95 * needed
+    assert little.cost.total.low < enough.cost.total.low <= much.cost.total.low
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("spec.pools.prefil.replicas=2", ["--set", 'no pool "prefil"', 'did you mean "prefill"?']),
+        ("spec.graph=nowhere.yaml", ["nowhere.yaml", "no such file"]),
+        ("spec.prices.nodes={h100: 2}", ["h200 has no price", "add h200: PRICE"]),
+        ("spec.workload=nothing", ["workload", "nothing"]),
+        ("spec.slo.ttft_p90=1ms", ["no deployment keeps the SLO", "nearly idle", "promise less"]),
+        ("spec.budget=1", ["no deployment costs at most 1", "the cheapest found costs"]),
+        ("spec.goodput=900", ["no deployment serves 900", "the most is"]),
+    ],
+)
+def test_what_cannot_be_is_told_with_the_way_out(path: Path, change: str, words: list[str]) -> None:
+    with pytest.raises(PddError) as told:
+        found(path, change)
+    for word in words:
+        assert word in str(told.value)
