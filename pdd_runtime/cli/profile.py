@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ from pdd_runtime.plugins import load_plugins
 from pdd_runtime.testing.running_graph import RunningGraph
 
 
+_BUSY = 0.5
+"""Of each CPU: above it something else is in the numbers."""
+
+
 @dataclass(frozen=True)
 class ProfileOptions:
     """What `profile` was asked for."""
@@ -50,6 +55,12 @@ def run_profile(options: ProfileOptions, consoles: Consoles) -> int:
     if options.out is not None:
         # Before the measurement, not behind it.
         _write(options.out, "")
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load > _BUSY * cpus:
+        word = (
+            f"this computer is busy ({load:.1f} at once on {cpus} CPUs): what is measured here is as slow as it is now"
+        )
+        consoles.err.print(word, style="yellow")
     made = run(_run(options, consoles))
     out = options.out or Path(f"{made.graph}.profile.yaml")
     _write(out, made.to_yaml())
