@@ -32,7 +32,6 @@ from pdd_runtime.planner.profile import Profile
 from pdd_runtime.plugins import load_plugins
 from pdd_runtime.testing.running_graph import RunningGraph
 
-
 _BUSY = 0.5
 """Of each CPU: above it something else is in the numbers."""
 
