@@ -88,8 +88,13 @@ def ab(
         typer.Option("--block", min=1, help="Requests of one graph until it is another's turn. Default: as few as do."),
     ] = None,
     decide: Annotated[
-        str, typer.Option("--decide", metavar="METRIC.STATISTIC,…", help="What there is a verdict on.")
-    ] = "ttft.p50,ttft.p90,tt10.p90,tpot.p50,tpot.p90,longest_gap.p90,e2e.p50",
+        str,
+        typer.Option(
+            "--decide",
+            metavar="METRIC.STATISTIC,…",
+            help="What there is a verdict on; statistics are typical, mean, p50, p90, p99.",
+        ),
+    ] = "ttft.typical,ttft.p90,tt10.typical,tpot.typical,tpot.p90,longest_gap.typical,e2e.typical",
     effect: Annotated[
         float, typer.Option("--minimum-effect", min=0.0, max=1.0, help="A smaller difference does not matter.")
     ] = 0.03,

@@ -91,7 +91,12 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._tasks.__aexit__(kind, error, trace)
+        try:
+            await self._tasks.__aexit__(kind, error, trace)
+        except BaseExceptionGroup:
+            # What went wrong inside is told as it is, not as a group of one.
+            if error is None:
+                raise
 
     def body(self, prompt: Sequence[int], output: int, *, seed: int | None = None, salt: str = "") -> bytes:
         """The request for `output` tokens behind `prompt`, ready to be sent: greedy, or where `seed` is given drawn

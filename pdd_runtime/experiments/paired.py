@@ -19,8 +19,11 @@ _BATCH = 4_000_000
 _BEYOND = 5
 """Requests that have to lie behind a percentile: with fewer, resampling cannot tell how uncertain it is."""
 _FEWEST_BLOCKS = 4
+_NOTHING = 1e-12
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-STATISTICS = ("mean", *QUANTILES)
+STATISTICS = ("typical", "mean", *QUANTILES)
+"""`typical` is the geometric mean. Its ratio is that of a pair, on average, so it shows the smallest differences; a
+median's is as uncertain as requests are unlike each other."""
 
 Key = tuple[int, int]
 Values = Mapping[str, Mapping[Key, float]]
@@ -178,9 +181,11 @@ def _standard_errors(pairs: Sequence[tuple[_Statistic, _Statistic]], blocks: int
 
 def _of_weights(values: Array, block: NDArray[np.int64], blocks: int, statistic: str) -> _Statistic:
     if statistic == "mean":
-        size, total = np.bincount(block, minlength=blocks), np.bincount(block, values, minlength=blocks)
-        # A resample of blocks without such a request says nothing of it.
-        return lambda counts: (counts @ total + values.mean() * 1e-12) / (counts @ size + 1e-12)
+        return _mean(values, block, blocks)
+    if statistic == "typical":
+        with np.errstate(divide="ignore"):
+            logarithm = _mean(np.log(values), block, blocks)
+        return lambda counts: np.exp(logarithm(counts))
     share = QUANTILES[statistic]
     order = np.argsort(values, kind="stable")
     ordered, where = values[order], block[order]
@@ -195,3 +200,10 @@ def _of_weights(values: Array, block: NDArray[np.int64], blocks: int, statistic:
         return found
 
     return quantile
+
+
+def _mean(values: Array, block: NDArray[np.int64], blocks: int) -> _Statistic:
+    size, total = np.bincount(block, minlength=blocks), np.bincount(block, values, minlength=blocks)
+    # A resample without any block that has such a request says nothing of it.
+    whole = values.mean() if len(values) else 0.0
+    return lambda counts: (counts @ total + whole * _NOTHING) / (counts @ size + _NOTHING)

@@ -9,6 +9,7 @@ Statist. Soc. B 51, 1989), all of which hold at once, whatever made one stop.
 
 from __future__ import annotations
 
+from functools import cache
 from math import sqrt
 
 import numpy as np
@@ -51,7 +52,7 @@ class Boundary:
             return float(self._density @ outside)
 
         critical = float(brentq(lambda value: left(value) - spend, 0.0, _WIDEST, xtol=1e-9))
-        nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+        nodes, weights = _gauss()
         end = critical * sqrt(share)
         at = nodes * end
         kernel = np.exp(-0.5 * ((at[:, None] - self._at[None, :]) / step) ** 2) / (step * sqrt(2 * np.pi))
@@ -59,3 +60,9 @@ class Boundary:
         self._density = (kernel @ self._density) * weights * end
         self._at, self._share, self._spent = at, share, self.error * share
         return critical
+
+
+@cache
+def _gauss() -> tuple[Array, Array]:
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return nodes, weights

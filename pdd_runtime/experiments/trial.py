@@ -10,7 +10,7 @@ from pdd_runtime.experiments.outcome import METRICS, Outcome
 from pdd_runtime.experiments.paired import Effect, Key, Question, effects
 from pdd_runtime.experiments.stopping import Boundary
 
-LOOKS = 8
+LOOKS = 5
 """At most, in equal steps of requests."""
 
 

@@ -23,37 +23,7 @@ from pdd_runtime.cli.console import USAGE, Consoles
 from pdd_runtime.cli.targets import base_of
 from pdd_runtime.experiments.report import Report
 from tests.cli.shell import Cli, until
-
-ENGINE = "{plugin: scripted, config: {token_time: 0.02, prefill_rate: 2000}}"
-AGGREGATED = f"""
-apiVersion: pdd/v1alpha1
-kind: InferenceGraph
-metadata: {{name: one-pool}}
-spec:
-  model: {{source: toy}}
-  clusters: {{dc-a: {{}}}}
-  pools:
-    main: {{role: aggregated, cluster: dc-a, engine: {ENGINE}}}
-"""
-PDD = f"""
-apiVersion: pdd/v1alpha1
-kind: InferenceGraph
-metadata: {{name: three-pools}}
-spec:
-  model: {{source: toy}}
-  clusters: {{dc-a: {{}}, dc-b: {{}}}}
-  links:
-    wan: {{between: [dc-a, dc-b], bandwidth: 2Mbit/s, rtt: 20ms, emulate: true}}
-  pools:
-    prefill: {{role: prefill, cluster: dc-a, engine: &e {ENGINE}}}
-    relay: {{role: relay, cluster: dc-a, engine: *e}}
-    main: {{role: main, cluster: dc-b, engine: *e}}
-  edges:
-    - {{from: prefill, to: relay, carries: kv, transport: {{plugin: tcp}}}}
-    - {{from: prefill, to: main, carries: kv, transport: {{plugin: tcp}}, link: wan}}
-    - {{from: relay, to: main, carries: tokens, link: wan}}
-"""
-TOKEN_TIME, PREFILL_RATE, TOKEN_BYTES = 0.02, 2000, 128
+from tests.experiments.graphs import AGGREGATED, ENGINE, PDD, PREFILL_RATE, TOKEN_BYTES, TOKEN_TIME
 
 
 @pytest.fixture(scope="module")

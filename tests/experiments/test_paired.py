@@ -10,7 +10,7 @@ import pytest
 from pdd_runtime.experiments.outcome import METRICS
 from pdd_runtime.experiments.paired import Key, Question, effects, paired_test
 
-P50, P90, MEAN = (Question("ttft", statistic) for statistic in ("p50", "p90", "mean"))
+P50, P90, MEAN, TYPICAL = (Question("ttft", statistic) for statistic in ("p50", "p90", "mean", "typical"))
 
 
 def values(ttft: Mapping[Key, float]) -> dict[str, Mapping[Key, float]]:
@@ -41,15 +41,23 @@ def test_what_is_long_for_both_makes_the_ratio_no_less_sure() -> None:
         assert effect.difference_error > 0.01
 
 
+def test_what_is_typical_is_the_ratio_of_a_pair_however_unlike_pairs_are() -> None:
+    rng = random.Random(5)
+    base = {(n, 0): rng.lognormvariate(0, 1) for n in range(60)}
+    other = {key: 1.1 * value * rng.lognormvariate(0, 0.05) for key, value in base.items()}
+    found = effects(values(base), values(other), alone(base), (P50, TYPICAL))
+    assert found[TYPICAL].ratio == pytest.approx(1.1, rel=0.02)
+    assert found[TYPICAL].ratio_error == pytest.approx(0.05 / 60**0.5, rel=0.3)
+    assert found[P50].ratio_error > 2 * found[TYPICAL].ratio_error
+    assert effects(values({(0, 0): 0.0}), values(base), alone(base), (TYPICAL,)) == {}
+
+
 def test_requests_of_one_block_count_as_one() -> None:
     """Twelve blocks that are each slow or quick as a whole: as if they were single requests, the interval is too narrow
     by about the root of their size."""
     rng = np.random.default_rng(2)
     moods = rng.normal(0, 0.2, (2, 12))
-    series = [
-        {(block * 25 + n, 0): float(np.exp(mood[block] + rng.normal(0, 0.02))) for block in range(12) for n in range(25)}
-        for mood in moods
-    ]
+    series = [{(n, 0): float(np.exp(mood[n // 25] + rng.normal(0, 0.02))) for n in range(300)} for mood in moods]
     together = effects(values(series[0]), values(series[1]), {key: key[0] // 25 for key in series[0]}, (MEAN,))[MEAN]
     apart = effects(values(series[0]), values(series[1]), alone(series[0]), (MEAN,))[MEAN]
     assert (together.blocks, apart.blocks) == (12, 300)
@@ -101,5 +109,5 @@ def test_a_question_is_a_metric_and_a_statistic(text: str) -> None:
 
 
 def test_a_percentile_needs_requests_behind_it() -> None:
-    fewest = {statistic: Question("ttft", statistic).fewest for statistic in ("mean", "p50", "p90", "p99")}
-    assert fewest == {"mean": 10, "p50": 10, "p90": 50, "p99": 500}
+    fewest = {statistic: Question("ttft", statistic).fewest for statistic in ("typical", "mean", "p50", "p90", "p99")}
+    assert fewest == {"typical": 10, "mean": 10, "p50": 10, "p90": 50, "p99": 500}
