@@ -48,7 +48,12 @@ class Order(BaseModel):
             raise RequestError("it is not said which variant is promoted", where="variant")
         if self.do == "resume":
             return list(experiment.standing)
-        return [name for name in experiment.weights if name != experiment.graph.control]
+        graph = experiment.graph
+        return [
+            name
+            for name, weight in experiment.weights.items()
+            if name != graph.control and (weight or graph.spec.variants[name].weight)
+        ]
 
 
 def add_variants(app: FastAPI, experiment: Experiment, siblings: Siblings) -> None:
