@@ -9,7 +9,7 @@ import typer
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.options import Format, Name, Output, Running, examples
 
-Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="To be kept with the decision.")]
+Why = Annotated[str | None, typer.Option("--why", metavar="TEXT", help="To be kept with the decision.")]
 
 
 def add_live(app: typer.Typer) -> None:
@@ -26,7 +26,7 @@ def add_live(app: typer.Typer) -> None:
     def promote(
         variant: Annotated[str, typer.Argument(metavar="VARIANT", help="Which.")],
         graph: Running = None,
-        why: Why = "",
+        why: Why = None,
         output: Output = Format.table,
     ) -> None:
         """Give a variant all requests of a running graph. What has begun elsewhere ends there."""
@@ -38,7 +38,7 @@ def add_live(app: typer.Typer) -> None:
             str | None, typer.Argument(metavar="VARIANT", help="Which. Default: all but the control.")
         ] = None,
         graph: Running = None,
-        why: Why = "",
+        why: Why = None,
         output: Output = Format.table,
     ) -> None:
         """Give a variant no more requests. What it has begun it ends."""
@@ -48,14 +48,14 @@ def add_live(app: typer.Typer) -> None:
     def resume(
         variant: Annotated[str | None, typer.Argument(metavar="VARIANT", help="Which. Default: all.")] = None,
         graph: Running = None,
-        why: Why = "",
+        why: Why = None,
         output: Output = Format.table,
     ) -> None:
         """Give a variant its weight again. It was aborted or rolled back, or another was promoted."""
         _decide("resume", variant, why, graph, output)
 
 
-def _decide(do: str, variant: str | None, why: str, graph: str | None, output: Format) -> None:
+def _decide(do: str, variant: str | None, why: str | None, graph: str | None, output: Format) -> None:
     from pdd_runtime.cli.ab_live import decide
 
-    decide(do, variant, why, graph, output is Format.json, Consoles())
+    decide(do, variant, why or "", graph, output is Format.json, Consoles())

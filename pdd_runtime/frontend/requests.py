@@ -79,7 +79,7 @@ class Body(BaseModel):
     timeout: float | None = Field(None, gt=0)
     """Seconds from its arrival after which the request is cancelled, where the graph does not do so before."""
     user: str | None = None
-    """Taken, and not used."""
+    """Where the graph has variants that go by it, all of a user's requests have the same."""
     strict: bool | None = None
     """Refuse the request where it has fields that would be ignored."""
 
