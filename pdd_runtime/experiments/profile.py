@@ -30,6 +30,7 @@ _VOCABULARY = (35, 93)
 _SHORT = 64
 """Tokens of the prompts by which frontend and driver are timed, at most."""
 _ASKED = 9
+_FETCHES = 6
 _LINE_TIME = 2.0
 """Seconds for which a link is loaded, about."""
 _SETTLING = 30.0
@@ -155,16 +156,16 @@ class Profiling:
         many = int(min(times.longest, taker.capacity / 2, max(4 * giver.block, _LINE_TIME * link.bandwidth / 8 / size)))
         self.told(name, f"{giver.block} and {many} tokens from {giver.pool} to {taker.pool}")
         seconds, bytes_ = [], []
-        # The first fetch connects; then a block, then many.
-        for count in (giver.block, giver.block, giver.block, many):
+        # The first fetch connects; then a block, several times, then many.
+        for count in (giver.block,) * _FETCHES + (many,):
             tokens = giver.draw(count)
             await giver.compute(tokens)
             report = await taker.fetch(giver, edge.transport.plugin, tokens)
             seconds.append(report.seconds)
             bytes_.append(report.bytes)
-        little, much = min(seconds[1:3]), seconds[3]
-        goodput = (bytes_[3] - bytes_[2]) / (much - little) if much > little else bytes_[3] / much
-        rtt = max(0.0, little - bytes_[2] / goodput)
+        little, much = min(seconds[1:-1]), seconds[-1]
+        goodput = (bytes_[-1] - bytes_[1]) / (much - little) if much > little else bytes_[-1] / much
+        rtt = max(0.0, little - bytes_[1] / goodput)
         return LinkProfile(rtt=write_duration(round(rtt, 5)), goodput=write_bandwidth(round(8 * goodput)))
 
     async def _with_front(self, graph: Graph, pools: dict[str, PoolProfile]) -> dict[str, PoolProfile]:
