@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from typer.core import TyperGroup
 from pdd_runtime.cli import complete
 from pdd_runtime.cli.ab_live_app import add_live
 from pdd_runtime.cli.console import Consoles
-from pdd_runtime.cli.options import ReportFormat, examples
+from pdd_runtime.cli.options import Driver, DriverOption, ReportFormat, examples
 
 
 class FilesOrCommand(TyperGroup):
@@ -43,13 +42,6 @@ app = typer.Typer(
     ),
     rich_markup_mode=None,
 )
-
-
-class Driver(StrEnum):
-    """Who sends the load."""
-
-    own = "own"
-    aiperf = "aiperf"
 
 
 @app.callback()
@@ -119,9 +111,7 @@ def ab(
             "--set", metavar="[A:]PATH=VALUE", help="As for `up`; with a letter or a file's name, of that graph only."
         ),
     ] = None,
-    driver: Annotated[
-        Driver, typer.Option("--driver", help="Who sends the requests; aiperf is to be installed.")
-    ] = Driver.own,
+    driver: DriverOption = Driver.own,
     wait_timeout: Annotated[
         float | None,
         typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Fail a graph that takes longer to be ready."),

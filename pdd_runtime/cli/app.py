@@ -24,6 +24,8 @@ from pdd_runtime.cli import (
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.options import (
     Drawing,
+    Driver,
+    DriverOption,
     Format,
     GraphFile,
     Name,
@@ -384,6 +386,7 @@ def bench(
     url: Annotated[
         str | None, typer.Option("--url", metavar="URL", help="Measure the graph that runs here, bring none up.")
     ] = None,
+    driver: DriverOption = Driver.own,
     wait_timeout: Annotated[
         float | None,
         typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Fail a graph that takes longer to be ready."),
@@ -397,7 +400,7 @@ def bench(
     from pdd_runtime.cli.bench import BenchOptions, run_bench
 
     options = BenchOptions(
-        graphs or [], workload, requests, seed, overrides or [], url, wait_timeout, output.value, out
+        graphs or [], workload, requests, seed, overrides or [], url, wait_timeout, output.value, out, driver.value
     )
     raise typer.Exit(run_bench(options, Consoles()))
 

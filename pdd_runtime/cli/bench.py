@@ -28,6 +28,7 @@ from pdd_runtime.experiments import (
     require_scipy,
     to_html,
 )
+from pdd_runtime.experiments.aiperf import AiperfError, require_aiperf
 from pdd_runtime.experiments.html import seconds, share, size
 from pdd_runtime.plugins import load_plugins
 
@@ -54,6 +55,7 @@ class BenchOptions:
     """Seconds that each graph gets to be ready."""
     form: Literal["table", "json", "html"]
     out: Path | None
+    driver: Literal["own", "aiperf"] = "own"
 
 
 def run_bench(options: BenchOptions, consoles: Consoles) -> int:
@@ -62,13 +64,15 @@ def run_bench(options: BenchOptions, consoles: Consoles) -> int:
     try:
         workload = read_workload(options.workload)
         targets = bench_targets(options.graphs, options.url, options.overrides, consoles)
-    except (WorkloadError, UsageError) as error:
+        sessions = workload.sessions(options.requests, options.seed)
+        aiperf = require_aiperf(sessions) if options.driver == "aiperf" else None
+    except (WorkloadError, UsageError, AiperfError) as error:
         consoles.error(error)
         return USAGE
     prepare(options.out)
     with Bars(consoles.err, options.requests) as bars:
         measured = run(
-            bench(targets, workload, options.requests, options.seed, load_plugins(), bars, options.wait_timeout)
+            bench(targets, workload, options.requests, options.seed, load_plugins(), bars, options.wait_timeout, aiperf)
         )
     made = report(workload, options.requests, options.seed, measured)
     told = Told(lambda: tables(made), lambda: to_html(made), made.to_json)

@@ -31,6 +31,13 @@ class ReportFormat(StrEnum):
     html = "html"
 
 
+class Driver(StrEnum):
+    """Who sends the load."""
+
+    own = "own"
+    aiperf = "aiperf"
+
+
 class Drawing(StrEnum):
     """How a graph is drawn."""
 
@@ -81,5 +88,8 @@ Surge = Annotated[
         "--surge/--no-surge",
         help="Start a replacement beside the old worker, or drain that first. Default: beside it where it is alone.",
     ),
+]
+DriverOption = Annotated[
+    Driver, typer.Option("--driver", help="Who sends the requests. `aiperf` must be installed: docs/benchmarks.md.")
 ]
 Output = Annotated[Format, typer.Option("--format", help="How to print it.")]
