@@ -11,6 +11,9 @@ Spans: TypeAlias = Sequence[tuple[int, int]]
 """A sequence of tokens: (chain, tokens) each, the leading tokens of one chain behind those of the one before. A chain
 always follows the same tokens."""
 
+PIECES = 256
+"""What nobody will ask for is kept in about so many pieces, each as old as the oldest in it."""
+
 
 class Chain:
     """What is cached of one chain: its leading tokens. Those that were used last lie in front."""
@@ -53,7 +56,7 @@ class SimCache:
     goes on behind its end."""
 
     __slots__ = (
-        "_chains", "_filled", "_holders", "_place", "_queue", "_tick", "block", "capacity", "evicted", "held", "pinned",
+        "_chains", "_filled", "_holders", "_place", "_queue", "_tick", "block", "capacity", "evicted", "pinned",
         "used",
     )  # fmt: skip
 
@@ -66,8 +69,6 @@ class SimCache:
         self._place = place
         self.used = 0
         """Tokens in its blocks, of which the last of a sequence may be partly full."""
-        self.held = 0
-        """Tokens of room that are somebody's without being cached: see `hold`."""
         self.pinned = 0
         """Of `used`: what cannot go."""
         self.evicted = 0
@@ -100,7 +101,7 @@ class SimCache:
     def take(self, spans: Spans, pinned: bool = False) -> None:
         """All of it is cached from now on, and was used now; with `pinned` it stays until `release(spans)`.
 
-        What has to go for it goes. Where all else is pinned the cache overflows: ask for `room` before."""
+        What has to go for it goes. Where all else is pinned the cache overflows."""
         self._tick += 1
         tick, block, chains = self._tick, self.block, self._chains
         parent: Chain | None = None
@@ -137,7 +138,7 @@ class SimCache:
             start += tokens
         if parent is not None:
             self._enqueue(parent)
-        over = self.used + self.held - self.capacity
+        over = self.used - self.capacity
         if over > 0:
             self._evict(over)
 
@@ -145,9 +146,14 @@ class SimCache:
         """So many tokens are cached that no request will ask for again. They go like others, when they are oldest."""
         self._tick += 1
         room = tokens + -tokens % self.block
-        self._filled.append((self._tick, room))
+        filled = self._filled
+        if filled and filled[-1][1] * PIECES < self.capacity:
+            since, had = filled[-1]
+            filled[-1] = since, had + room
+        else:
+            filled.append((self._tick, room))
         self.used += room
-        over = self.used + self.held - self.capacity
+        over = self.used - self.capacity
         if over > 0:
             self._evict(over)
 
@@ -171,29 +177,18 @@ class SimCache:
                 used.pop()
             used.append((tokens, self._tick))
             self._enqueue(chain)
-        over = self.used + self.held - self.capacity
+        over = self.used - self.capacity
         if over > 0:
             self._evict(over)
-
-    def hold(self, tokens: int) -> None:
-        """Room for so many tokens more is in use by what has no name yet, such as an answer; negative: given back."""
-        self.held += tokens
-        over = self.used + self.held - self.capacity
-        if over > 0:
-            self._evict(over)
-
-    def room(self, tokens: int) -> bool:
-        """Whether so many tokens more fit, once all that can go is gone."""
-        return self.pinned + self.held + tokens <= self.capacity
 
     def clear(self) -> None:
-        """All is lost, as when the worker dies; also what was pinned or held."""
+        """All is lost, as when the worker dies; also what was pinned."""
         for number in self._chains:
             self._unheld(number)
         self._chains.clear()
         self._filled.clear()
         self._queue.clear()
-        self.used = self.held = self.pinned = 0
+        self.used = self.pinned = 0
 
     def _pin(self, chain: Chain, tokens: int) -> None:
         block = self.block

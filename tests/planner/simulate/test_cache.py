@@ -113,20 +113,6 @@ def test_what_many_hold_is_pinned_once() -> None:
     assert cache.pinned == 352
     cache.release(((1, 320), (3, 32)))
     assert cache.pinned == 160
-    assert cache.room(840)
-    assert not cache.room(841)
-
-
-def test_room_that_is_held_is_taken_from_the_cache() -> None:
-    cache = SimCache(320, 16)
-    cache.take(((1, 320),))
-    cache.hold(100)
-    assert cache.hit(((1, 320),)) == 208
-    assert cache.room(220)
-    assert not cache.room(221)
-    cache.hold(-100)
-    cache.take(((1, 320),))
-    assert cache.hit(((1, 320),)) == 320
 
 
 def test_a_beginning_that_others_follow_is_evicted_last() -> None:
@@ -143,9 +129,8 @@ def test_a_beginning_that_others_follow_is_evicted_last() -> None:
 def test_all_is_lost_with_its_worker() -> None:
     cache = SimCache(160, 16)
     cache.take(((1, 80),), pinned=True)
-    cache.hold(20)
     cache.clear()
-    assert (cache.hit(((1, 80),)), cache.used, cache.pinned, cache.held) == (0, 0, 0, 0)
+    assert (cache.hit(((1, 80),)), cache.used, cache.pinned) == (0, 0, 0)
 
 
 def test_a_cache_without_blocks_is_refused() -> None:
