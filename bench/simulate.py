@@ -1,5 +1,5 @@
-"""How many requests a second the simulator does on one core, in CPU time of the process: the PDD report's deployment (10
-prefill workers, 1 relay, 16 mains, a link) under its workload, and the same without relays.
+"""How many requests a second the simulator does on one core, in CPU time of the process: the PDD report's deployment
+(10 prefill workers, 1 relay, 16 mains, a link) under its workload, and the same without relays.
 
     .venv/bin/python bench/simulate.py [--requests N] [--rounds R]
 
@@ -13,6 +13,7 @@ import argparse
 import resource
 import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from pdd_runtime.graph import load
@@ -38,7 +39,7 @@ def slices(scenario: Scenario, requests: int, seed: int) -> list[float]:
             marks.append(time.process_time())
 
     simulate(scenario, read_workload("report"), requests=requests, seed=seed, observe=observe)
-    return [(later - before) / SLICE for before, later in zip(marks, marks[1:], strict=False)]
+    return [(later - before) / SLICE for before, later in pairwise(marks)]
 
 
 def megabytes() -> float:
