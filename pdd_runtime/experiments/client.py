@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import ssl
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ API_KEY = "PDD_API_KEY"
 _CONNECT = 10.0
 _SETTLED = 30.0
 _REFUSED = (429, 503)
+_KEPT = 256
+"""Requests after which what has been measured so far is left out of garbage collection: one that looks at many
+timelines stops the stopwatch for seconds."""
 _KEPT = 256
 """Requests after which what has been measured so far is left out of garbage collection: one that looks at many
 timelines stops the stopwatch for seconds."""
@@ -76,6 +80,7 @@ class Client:
         # Loading certificates takes tens of milliseconds: once, not for every request.
         self._tls = httpx.create_ssl_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._tasks = asyncio.TaskGroup()
+        self._asked = 0
         self._following: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Client:
@@ -132,6 +137,9 @@ class Client:
             except (httpx.HTTPError, httpx.StreamError, msgspec.MsgspecError) as error:
                 outcome.error = _why(error)
             outcome.ended = now()
+            self._asked += 1
+            if self._asked % _KEPT == 0:
+                gc.freeze()
             if outcome.request_id:
                 # The same connection, since several frontends may listen behind the URL.
                 self._follow(stack.pop_all(), http, outcome)
