@@ -149,11 +149,12 @@ class PlanSlo(_Form):
 class Effort(_Form):
     """How long single simulations are."""
 
-    span: Annotated[Duration, Field(gt=0)] = 200.0
-    """Simulated time of a test whether a deployment holds at a rate. A queue that grows must have time to show."""
-    requests: int = Field(default=1500, ge=100, le=10_000_000)
+    span: Annotated[Duration, Field(gt=0)] = 150.0
+    """Simulated time of a test whether a deployment holds at a rate, behind the time in which batches fill. A queue that
+    grows must have time to show."""
+    requests: int = Field(default=1000, ge=100, le=10_000_000)
     """Requests of such a test at least."""
-    final: int = Field(default=3, ge=1, le=1000)
+    final: int = Field(default=2, ge=1, le=1000)
     """So many times longer are those of the deployments that are shown."""
     seeds: int = Field(default=4, ge=2, le=100)
     """Of each deployment that is shown: its figures get intervals."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 
@@ -28,6 +28,8 @@ FEW = 16
 """So few deployments are all looked at."""
 IDLE = 0.05
 """Of what the bounds allow: whoever breaks the promise at that rate breaks it at any."""
+SHORT = 0.03
+"""By which part a longer measurement may fall short of the goodput that is needed."""
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Half a 95 % interval in standard errors, for 2, 3, … values (Student's t); 2 for more."""
 
@@ -105,11 +107,10 @@ class Finder:
         if best not in finalists:
             finalists.append(best)
         given = self._as_given()
-        shown = self._finals([*finalists, *given], best)
-        chosen = next(each for each in shown if each.candidate == best.candidate)
+        chosen, shown = self._finals([*finalists, *given])
         others = tuple(each for each in shown if each.candidate != self._given)
         same = next((each for each in shown if each.candidate == self._given), None)
-        return Found(chosen, others, same, self.deployments, self.trials.done)
+        return Found(chosen, _undominated(others, chosen), same, self.deployments, self.trials.done)
 
     def _as_given(self) -> list[Point]:
         try:
@@ -172,7 +173,7 @@ class Finder:
                     why=f"the most is {most.goodput:.3g} requests/s, for {most.cost:.4g} {spec.prices.unit}",
                     fix="allow more workers, faster links or a looser SLO",
                 )
-            return min(enough, key=lambda point: (point.cost, -point.goodput))
+            return self._worthiest(enough)
         if spec.budget is not None:
             budget = spec.budget
             paid = [point for point in points if point.cost <= budget]
@@ -184,32 +185,57 @@ class Finder:
                     why=f"the cheapest found costs {least.cost:.4g}, and serves {least.goodput:.3g} requests/s",
                     fix="allow fewer workers, or more money",
                 )
-            start = max(paid, key=lambda point: (point.goodput, -point.cost))
-            return improved(self.trials, self.cost, start, within(budget))
-        return improved(self.trials, self.cost, max(points, key=lambda point: (point.bcr, -point.cost)), by_bcr)
+            return improved(self.trials, self.cost, self._worthiest(paid), within(budget))
+        return improved(self.trials, self.cost, self._worthiest(points), by_bcr)
 
-    def _finals(self, points: Sequence[Point], best: Point) -> tuple[Deployment, ...]:
-        """Measured for longer, the best with several seeds."""
+    def _worthiest(self, points: Sequence[Point]) -> Point:
+        """By what the plan asks for; what falls short of it only where all do."""
+        spec = self.setting.plan.spec
+
+        def worth(point: Point) -> tuple[bool, float, float]:
+            if spec.goodput is not None:
+                enough = point.goodput >= (1 - SHORT) * spec.goodput
+                return enough, -point.cost if enough else point.goodput, point.goodput
+            if spec.budget is not None:
+                return point.cost <= spec.budget, point.goodput, -point.cost
+            return True, point.bcr, -point.cost
+
+        return max(points, key=worth)
+
+    def _finals(self, points: Sequence[Point]) -> tuple[Deployment, tuple[Deployment, ...]]:
+        """The best and all, measured for longer with two seeds. Which is best is decided anew by that, and it gets the
+        other seeds."""
         effort = self.setting.plan.spec.effort
-        steps = {
-            (point, seed): goodput(self.trials, point.candidate, guess=point.goodput, longer=effort.final, seed=seed)
-            for point in points
-            for seed in range(1, 1 + (effort.seeds if point is best else 1))
-        }
-        rates = self.trials.together("measures for longer", steps)
-        values = {
-            point: [rate for (other, _), rate in rates.items() if other is point and rate > 0] for point in points
-        }
-        measured = {point: statistics.fmean(some) for point, some in values.items() if some}
+        rates = self._longer({point: range(1, 3) for point in points})
+        means = {point: statistics.fmean(some) for point, some in rates.items() if all(some)}
+        if not means:
+            raise self._hopeless()
+        again = [Point(point.candidate, rate, point.cost) for point, rate in means.items()]
+        chosen = [point for point in again if point.candidate != self._given]
+        best = self._worthiest(chosen or again)
+        more = self._longer({best: range(3, 1 + effort.seeds)})[best]
+        shown: list[Deployment] = []
+        values = {point.candidate: some for point, some in rates.items()}
+        values[best.candidate] = [*values[best.candidate], *(rate for rate in more if rate)]
         trials = [
-            self.trials.trial(point.candidate, rate, longer=effort.final, seed=1) for point, rate in measured.items()
+            self.trials.trial(point.candidate, statistics.fmean(values[point.candidate]), longer=effort.final, seed=1)
+            for point in again
         ]
         verdicts = self.trials.verdicts("measures for longer", trials)
-        shown = [
-            self._shown(point, rate, _interval(values[point]), verdict)
-            for (point, rate), verdict in zip(measured.items(), verdicts, strict=True)
-        ]
-        return tuple(sorted(shown, key=lambda each: (each.cost.total.middle, each.goodput)))
+        for point, trial, verdict in zip(again, trials, verdicts, strict=True):
+            shown.append(self._shown(point, trial.rate, _interval(values[point.candidate]), verdict))
+        shown.sort(key=lambda each: (each.cost.total.middle, each.goodput))
+        return next(each for each in shown if each.candidate == best.candidate), tuple(shown)
+
+    def _longer(self, seeds: Mapping[Point, Iterable[int]]) -> dict[Point, list[float]]:
+        longer = self.setting.plan.spec.effort.final
+        steps = {
+            (point, seed): goodput(self.trials, point.candidate, guess=point.goodput, longer=longer, seed=seed)
+            for point, some in seeds.items()
+            for seed in some
+        }
+        rates = self.trials.together("measures for longer", steps)
+        return {point: [rate for (other, _), rate in rates.items() if other == point] for point in seeds}
 
     def _shown(self, point: Point, rate: float, interval: Range, verdict: Verdict) -> Deployment:
         family = self.setting.families[point.candidate.family]
@@ -237,6 +263,13 @@ class Finder:
             f"{best.tpot['p90']:.3g} s for each token",
             fix="promise less, or allow hardware with more compute and memory bandwidth",
         )
+
+
+def _undominated(shown: Sequence[Deployment], best: Deployment) -> tuple[Deployment, ...]:
+    """Those that are still worth their money by the longer measurement, and the best."""
+    points = {each.candidate: Point(each.candidate, each.goodput, each.cost.total.middle) for each in shown}
+    kept = {point.candidate for point in front(list(points.values()))}
+    return tuple(each for each in shown if each.candidate in kept or each is best)
 
 
 def _interval(values: Sequence[float]) -> Range:

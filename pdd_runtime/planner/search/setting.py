@@ -26,6 +26,8 @@ from pdd_runtime.planner.search.trial import Trial, Verdict
 from pdd_runtime.planner.simulate import Outcome, Scenario, Simulated, simulate
 from pdd_runtime.plugins import PluginManager, load_plugins
 
+PACE = 0.05
+"""Seconds a token where nothing is promised."""
 REFUSED = 0.001
 """A deployment that refuses more than this share of requests does not serve their rate."""
 
@@ -108,6 +110,12 @@ class Setting:
         return Demand.of(self.workload)
 
     @cached_property
+    def filling(self) -> float:
+        """Seconds until batches are as full as they get: what nine answers of ten take at the promised pace."""
+        outputs = sorted(turn.output for turn in self.demand.turns)
+        return outputs[len(outputs) * 9 // 10] * (self.slo.tpot_p90 or PACE)
+
+    @cached_property
     def bounds(self) -> tuple[Bounds, ...]:
         return tuple(
             Bounds.of(family, self.demand, models, self.slo.tpot_p90)
@@ -140,7 +148,8 @@ class Setting:
             else:
                 workload = FewerHits.of(workload, change.times)
         scenario = Scenario(graph, self.models[trial.family], self.plugins, links)
-        return simulate(scenario, workload, requests=trial.requests, seed=trial.seed, observe=observe)
+        warmup = round(trial.rate * self.filling)
+        return simulate(scenario, workload, requests=trial.requests, seed=trial.seed, warmup=warmup, observe=observe)
 
     def verdict(self, trial: Trial) -> Verdict:
         """Whether the promise is kept."""
@@ -152,16 +161,21 @@ class Setting:
         missed = [name for name, margin in margins.items() if margin > 1]
         if found.rejected + found.failed > REFUSED * found.requests or not found.answered:
             missed.append("load")
-        seconds = max(1e-9, found.duration)
+        sent = {name: size / max(1, found.answered) * trial.rate for name, size in found.link_bytes.items()}
+        family = self.families[trial.family]
+        rates = {name: link.bandwidth / 8 for name, link in family.smallest.spec.links.items()}
+        rates |= {change.link: rates[change.link] * change.times for change in trial.changes if change.link}
+        slots = {name: model.batch_limit for name, model in self.models[trial.family].items()}
         return Verdict(
             kept=not missed,
             ttft=ttft,
             tpot=tpot,
             missed=tuple(missed),
-            busy={use.pool: use.utilisation for use in found.pools} | _busiest(found),
+            busy={use.pool: min(1.0, use.requests / slots[use.pool]) for use in found.pools}
+            | {name: each / rates[name] for name, each in sent.items()},
             relay_share=found.relay_share,
             hits=dict(found.hit_rates),
-            sent={name: size / seconds for name, size in found.link_bytes.items()},
+            sent=sent,
             margin=max(margins.values(), default=0.0),
         )
 
@@ -172,14 +186,6 @@ def _on(said: PoolProfile, hardware: str) -> PoolProfile:
         return said
     latency = said.latency.model_copy(update={"config": {**said.latency.config, "hardware": hardware}})
     return said.model_copy(update={"latency": latency})
-
-
-def _busiest(found: Simulated) -> dict[str, float]:
-    """Of each link the direction that is used more."""
-    busy: dict[str, float] = {}
-    for use in found.links:
-        busy[use.link] = max(use.busy, busy.get(use.link, 0.0))
-    return busy
 
 
 def _shown(seconds: Sequence[float]) -> dict[str, float]:

@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
     missed: tuple[str, ...]
     """Which promises were not kept: `ttft`, `tpot`, `load` (not all requests were let in)."""
     busy: Mapping[str, float]
-    """By pool and link: share of its time, or of its batch, 0 to 1."""
+    """By pool, the share of its batch that is taken, on average; by link, of its bandwidth."""
     relay_share: float
     """Of the answers' tokens."""
     hits: Mapping[str, float]
