@@ -196,13 +196,13 @@ class DecodeWorker(Worker):
         late = self.running > 0 and self.events.now > self._began + _SLACK * self._step
         self.running += 1
         self._context += sequence.context
-        self._price()
-        self._delay(self._extra(sequence.context, sequence.extend) if sequence.extend > 1 else 0.0)
         sequence.joined = True
         sequence.start = self._steps + late
         sequence.target = sequence.start + sequence.tokens
         self._numbers += 1
         heappush(self._ends, (sequence.target, self._numbers, sequence))
+        self._price()
+        self._delay(self._extra(sequence.context, sequence.extend) if sequence.extend > 1 else 0.0)
         self._reschedule()
         sequence.answer.begun(self._boundary + (1 + late) * self._step, self._step)
 
@@ -255,7 +255,9 @@ class DecodeWorker(Worker):
         self._began = self._boundary
 
     def _price(self) -> None:
-        self._step = self.pool.model.latency.decode(self.running, self._context / self.running)
+        # Contexts grow: as they are halfway to the next end, which is the next change at the latest.
+        growth = (self._ends[0][0] - self._steps) / 2 if self._ends else 0.0
+        self._step = self.pool.model.latency.decode(self.running, self._context / self.running + max(0.0, growth))
 
     def _extra(self, context: int, tokens: int) -> float:
         """Seconds that a step takes longer because so many known tokens are computed in it instead of one."""

@@ -13,6 +13,7 @@ import pytest
 from pdd_runtime.planner import Workload
 from pdd_runtime.planner.pool_model import PoolModel
 from pdd_runtime.planner.simulate import Outcome, Scenario, Simulated, simulate
+from tests.planner.conftest import STEP, Nothing, Simple
 
 Make = Callable[..., Scenario]
 NEVER, ALWAYS = "spec.routing.plugin=never-relay", "spec.routing.plugin=always-relay"
@@ -159,3 +160,18 @@ def test_what_a_worker_adds_to_the_first_token_is_added_once(
 ) -> None:
     outcome, _ = alone(scenario(NEVER, models={"prefill": pool_model(overhead=0.5)}))
     assert outcome.ttft == pytest.approx(1.5)
+
+
+class Growing(Simple):
+    """A step takes 1 us more for each token of the context."""
+
+    name = "growing"
+
+    def decode(self, batch: int, context: float) -> float:
+        return STEP + 1e-6 * context
+
+
+def test_steps_get_longer_as_the_context_grows(scenario: Make, pool_model: Callable[..., PoolModel]) -> None:
+    outcome, _ = alone(scenario(NEVER, models={"main": pool_model(latency=Growing(Nothing()))}), output=3001)
+    steps = sum(STEP + 1e-6 * (1001 + number) for number in range(3000))
+    assert outcome.e2e == pytest.approx(1.04 + steps + 0.01, rel=1e-3)
