@@ -132,10 +132,9 @@ class Admission:
             if key is None:
                 continue
             worker = world.workers[key]
-            requests = worker.pool.loads[worker.index]
-            if not requests:
-                continue
             pool = worker.pool
+            if not pool.loads[worker.index]:
+                continue
             need = prompt - hits[key] + (0 if pool.role == "prefill" else int(answer))
             if self._full(worker) or worker.tokens + need > pool.most_tokens:
                 without.update(

@@ -208,7 +208,16 @@ class Flight:
         if not self.single:
             self.pinned = 2 * cache.used > cache.capacity
             cache.take(self.spans, self.pinned)
-        self._reach(self.main, self.main_ready)
+        self._main_has_kv()
+
+    def _main_has_kv(self) -> None:
+        if self.known and self.max_tokens > 1:
+            # The driver is told, and asks main at once.
+            self.ready = True
+            pool, events = self.main.pool, self.world.events
+            events.push(events.now + pool.delay + pool.way, self.main_decodes)
+        else:
+            self._reach(self.main, self.main_ready)
 
     def _keep_promise(self) -> None:
         if self.promised:

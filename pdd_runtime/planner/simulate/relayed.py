@@ -96,6 +96,9 @@ class Relayed(Flight):
         if self.ready:
             self.ask()
 
+    def _main_has_kv(self) -> None:
+        self._reach(self.main, self.main_ready)
+
     # The relay
 
     def relay_arrived(self) -> None:
