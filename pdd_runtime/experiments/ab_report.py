@@ -185,9 +185,9 @@ def _answer(verdict: Verdict) -> Answer:
         base=effect.base,
         other=effect.other,
         difference=effect.difference,
-        difference_interval=_ends(effect.difference_interval(verdict.critical)),
+        difference_interval=_ends(verdict.difference_interval),
         ratio=effect.ratio,
-        ratio_interval=_ends(effect.ratio_interval(verdict.critical)),
+        ratio_interval=_ends(verdict.ratio_interval),
     )
 
 

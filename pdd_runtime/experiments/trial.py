@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from pdd_runtime.experiments.outcome import METRICS, Outcome
 from pdd_runtime.experiments.paired import Effect, Key, Question, effects
@@ -12,6 +13,10 @@ from pdd_runtime.experiments.stopping import Boundary
 
 LOOKS = 5
 """At most, in equal steps of requests."""
+
+Interval = tuple[float, float]
+_ANYTHING: Interval = (0.0, inf)
+_ANYWHERE: Interval = (-inf, inf)
 
 
 class Word(StrEnum):
@@ -45,9 +50,12 @@ class Verdict:
     effect: Effect | None
     """None: no request has the metric at both graphs."""
     critical: float
-    """Standard errors that the intervals reach to either side, so that those of all looks hold at once."""
+    """Standard errors that an interval reached to either side at the last look, so that those of all looks hold."""
     decided_at: int | None
     """Requests of each graph after which the word stood; None: it is open."""
+    ratio_interval: Interval
+    """What the intervals of all looks have in common."""
+    difference_interval: Interval
 
 
 class Trial:
@@ -98,20 +106,23 @@ class Trial:
         for name, before in self.verdicts.items():
             found = effects(base, _values(self.outcomes[name]), self.blocks, self.rules.questions)
             for question in self.rules.questions:
-                word = self._word(question, found.get(question), critical)
-                old = before.get(question)
-                # All intervals hold at once, so what one of them has shown stands.
-                if old is not None and old.decided_at is not None:
-                    before[question] = Verdict(old.word, found.get(question), critical, old.decided_at)
-                else:
-                    at = None if word is Word.open else self.asked
-                    before[question] = Verdict(word, found.get(question), critical, at)
+                before[question] = self._verdict(question, found.get(question), critical, before.get(question))
         return self.decided and self.rules.early
 
-    def _word(self, question: Question, effect: Effect | None, critical: float) -> Word:
+    def _verdict(self, question: Question, effect: Effect | None, critical: float, old: Verdict | None) -> Verdict:
         if effect is None or effect.requests < question.fewest:
-            return Word.open
-        low, high = effect.ratio_interval(critical)
+            return Verdict(Word.open, effect, critical, None, _ANYTHING, _ANYWHERE)
+        ratio, difference = effect.ratio_interval(critical), effect.difference_interval(critical)
+        if old is not None:
+            # All intervals hold at once, so the truth lies in each of them.
+            ratio, difference = _both(old.ratio_interval, ratio), _both(old.difference_interval, difference)
+        if old is not None and old.decided_at is not None:
+            return Verdict(old.word, effect, critical, old.decided_at, ratio, difference)
+        word = self._word(ratio)
+        return Verdict(word, effect, critical, None if word is Word.open else self.asked, ratio, difference)
+
+    def _word(self, ratio: Interval) -> Word:
+        low, high = ratio
         matters = 1 + self.rules.minimum_effect
         if high < 1 / matters:
             return Word.better
@@ -138,3 +149,9 @@ def _values(outcomes: Sequence[Outcome]) -> dict[str, dict[Key, float]]:
             if (value := outcome.metric(metric)) is not None:
                 found[metric][outcome.key] = value
     return found
+
+
+def _both(old: Interval, new: Interval) -> Interval:
+    """What two intervals have in common; the newer, where that is nothing."""
+    low, high = max(old[0], new[0]), min(old[1], new[1])
+    return (low, high) if low <= high else new

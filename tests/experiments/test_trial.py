@@ -120,6 +120,8 @@ def test_what_one_look_has_shown_stands() -> None:
     trial.look()
     verdict = trial.verdicts["B"][question]
     assert (verdict.word, verdict.decided_at) == (Word.worse, 16)
+    # The interval that showed it is still the narrowest.
+    assert verdict.ratio_interval[0] > 1.9
     assert verdict.effect is not None
     assert verdict.effect.requests == 80
 
@@ -157,4 +159,4 @@ def test_failed_requests_are_left_out_on_both_sides() -> None:
     ],
 )
 def test_a_graph_is_better_where_it_is_worse_in_nothing(words: tuple[Word, ...], whole: Word | None) -> None:
-    assert verdict_of(Verdict(word, None, 2.0, None) for word in words) is whole
+    assert verdict_of(Verdict(word, None, 2.0, None, (0.0, 9.0), (0.0, 9.0)) for word in words) is whole
