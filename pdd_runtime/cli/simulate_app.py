@@ -11,7 +11,7 @@ from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.options import Format, GraphFile, Output, Overrides, examples
 
 EXAMPLES = examples(
-    "pdd-runtime simulate examples/report/pdd.yaml --workload report",
+    "pdd-runtime simulate examples/report/graphs/pdd.yaml --workload report",
     "pdd-runtime simulate graphs/quickstart.yaml --profile quickstart.profile.yaml --workload prompt=500,rate=0.5",
     "pdd-runtime simulate pdd.yaml -w report --set spec.links.wan.bandwidth=40Gbit/s --seeds 10",
     "pdd-runtime simulate pdd.yaml -w report --fail main/3@60s+30s --fail wan@200s+5s",
