@@ -55,6 +55,8 @@ def draw(body: Mapping[str, Any], width: int = WIDTH) -> RenderableType:
     head = Text.assemble(
         ("timeline of ", "dim"), plain(str(body["id"])), ("  route ", "dim"), (str(body["route"] or "none"), "bold")
     )
+    if body["variant"]:
+        head.append("  variant ", "dim").append(plain(body["variant"]), "bold")
     return Group(head, table, *(Text(sentence) for sentence in explain(body)))
 
 

@@ -82,6 +82,10 @@ def test_a_relayed_request_is_drawn_on_one_axis_and_explained() -> None:
     ]
 
 
+def test_the_variant_is_named() -> None:
+    assert drawn(body(variant="b"))[0] == "timeline of req-1  route P-RLD-MD  variant b"
+
+
 def test_who_took_over_from_whom_is_told() -> None:
     lost = {"t": 2.5, "role": "main", "worker": "main/0", "reason": "worker-lost", "why": "worker main/0 was lost"}
     shown = drawn(body(recoveries=[{**lost, "to": "main/1"}, {**lost, "t": 3.0, "to": ""}]))
