@@ -22,7 +22,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -66,13 +66,13 @@ CASES = {
                 "prompt": "lognormal(900, 0.6)",
                 "output": "uniform(20, 120)",
                 "turns": "choice(1:0.4, 3:0.4, 6:0.2)",
-                "new": 200,
-                "think": "exponential(3)",
-                "rate": 2.0,
+                "new": 250,
+                "think": "exponential(8)",
+                "rate": 0.65,
                 "warmup": 8,
             }
         ),
-        requests=300,
+        requests=250,
         extent=Extent(),
     ),
     "quickstart": Case(
@@ -236,13 +236,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", choices=[*CASES], action="append", help="this graph; may be given more than once")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--requests", type=int, help="so many, instead of 250 and 60")
     parser.add_argument("--format", choices=["table", "json"], default="table")
     parser.add_argument("--profiles", type=Path, help="write the profiles into this directory")
     options = parser.parse_args(arguments)
     found: dict[str, Compared] = {}
     console = Console()
     for name in options.only or CASES:
-        case = CASES[name]
+        case = replace(CASES[name], requests=options.requests or CASES[name].requests)
         graph = load(case.graph, OWN_FRONTEND).graph
         profile, measured = asyncio.run(measure(name, case, graph, options.seed))
         if options.profiles is not None:
