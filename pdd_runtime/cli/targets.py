@@ -13,6 +13,8 @@ from pdd_runtime.experiments import Target
 
 _FOR_ONE = re.compile(r"([A-Za-z0-9_.-]+):(?=[A-Za-z]+[.=])")
 """`pd-cross:spec.links…=…`: an override of one graph, by its file's name."""
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):\d+(?:/v1)?/?")
+"""`localhost:8000`."""
 OWN_FRONTEND = (
     *("spec.frontend.host=127.0.0.1", "spec.frontend.port=0"),
     *("spec.frontend.admin=null", "spec.frontend.keys=null", "spec.frontend.tls=null"),
@@ -64,7 +66,7 @@ def ab_targets(named: Sequence[str], overrides: Sequence[str], consoles: Console
         if is_url(one):
             if split.only(letter):
                 raise UsageError(f"{letter} runs already: --set cannot change it", where=one)
-            targets.append(Target(letter, None, one, base_of(one)))
+            targets.append(Target(letter, None, base_of(one), base_of(one)))
         else:
             changes = [*split.of(letter, Path(one).stem), *OWN_FRONTEND]
             loaded, _ = load_checked(Path(one), changes, consoles)
@@ -101,10 +103,11 @@ class Overrides:
 
 
 def is_url(text: str) -> bool:
-    return "://" in text
+    """Also where the scheme is left out, and no such file is there."""
+    return "://" in text or (bool(_ADDRESS.fullmatch(text)) and not Path(text).exists())
 
 
 def base_of(url: str) -> str:
     """As people paste it: with or without a scheme, or as OpenAI clients want it, with /v1."""
-    whole = url if is_url(url) else f"http://{url}"
+    whole = url if "://" in url else f"http://{url}"
     return whole.rstrip("/").removesuffix("/v1")

@@ -18,7 +18,7 @@ from pdd_runtime.experiments.trial import Rules, Trial
 from pdd_runtime.planner import Session, Workload
 from pdd_runtime.plugins import PluginManager
 
-_FEW, _FEWEST = 4, 10
+_FEW, _FEWEST = 4, 5
 """Requests of a block, where several run at once: of each user, and in an open loop."""
 _RUNS = 8
 """Blocks of an `aiperf` test: each is a run of the command."""

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from pdd_runtime.cli.console import FAILED, OK, USAGE
+from pdd_runtime.cli.targets import is_url
 from pdd_runtime.experiments.ab import Design
 from pdd_runtime.experiments.ab_report import AbReport
 from pdd_runtime.experiments.paired import Question
@@ -190,10 +191,10 @@ def test_blocks_are_whole_sessions_and_begin_at_once() -> None:
     talks = blocks(design("prompt=10,turns=4", block=10))
     assert [sum(len(session.turns) for session in block) for block in talks] == [12] * 5
     timed = blocks(design("prompt=10,rate=5"))
-    assert [block[0].start for block in timed] == [0.0] * 6
+    assert [block[0].start for block in timed] == [0.0] * 12
     whole = design("prompt=10,rate=5").workload.sessions(60, 3)
     gaps = [later.start - earlier.start for block in timed for earlier, later in pairwise(block)]
-    kept = [later.start - earlier.start for earlier, later in pairwise(whole) if later.number % 10]
+    kept = [later.start - earlier.start for earlier, later in pairwise(whole) if later.number % 5]
     assert gaps == pytest.approx(kept)
 
 
@@ -202,3 +203,8 @@ def test_the_examples_of_the_help_name_files_that_are_there(cli: Cli) -> None:
     named = {word for word in words if word.startswith("graphs/")}
     assert named
     assert all((Path(__file__).parents[2] / name).exists() for name in named)
+
+
+def test_an_address_is_no_file(tmp_path: Path) -> None:
+    assert all(map(is_url, ("http://h:1", "localhost:8000", "10.0.0.1:80/v1", "[::1]:8000", "https://h")))
+    assert not any(map(is_url, ("graph.yaml", "graphs/a.yaml", "C:graph", "h:80x", str(tmp_path))))
