@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import xxhash
 
@@ -35,22 +35,17 @@ class Placement(NamedTuple):
     """What decided between them and others; empty where there were no others."""
 
 
-class _Best(NamedTuple):
-    """Of one pool."""
-
-    cost: float
-    """The least."""
-    worker: WorkerView
-    """One that costs as much as that, nearly."""
+_Best: TypeAlias = tuple[float, WorkerView]
+"""Of one pool: the least cost, and a worker that costs as much as that, nearly."""
 
 
 class _Pair(NamedTuple):
     """The best workers of two pools that an edge joins."""
 
     cost: float
-    prefill: _Best
-    main: _Best
-    relay: _Best | None
+    prefill: WorkerView
+    main: WorkerView
+    relay: WorkerView | None
     edge: EdgeView
     way: LinkView | None
 
@@ -68,15 +63,15 @@ def place(facts: RequestFacts, view: ClusterView) -> Placement:
     pairs = _pairs(facts, view, pools)
     if pairs:
         pair = pairs[0] if len(pairs) == 1 else _pick(facts, pairs, _pair_name)
-        relay = pair.relay and pair.relay.worker
+        _, prefill, main, relay, edge, link = pair
         why = _why(facts, pair) if len(view.workers) > (2 if relay is None else 3) else ""
-        return Placement(pair.main.worker, pair.prefill.worker, relay, pair.edge.link, pair.way, why)
+        return Placement(main, prefill, relay, edge.link, link, why)
     alone = [worker for worker in view.workers if worker.role == "aggregated"]
     if not alone:
         raise _no_route(view)
-    best = _best(facts, [(wait(facts, worker) + compute(facts, worker), worker) for worker in alone])
-    why = f"{best.worker.key} is the cheapest of {len(alone)}, at {best.cost:.3g} s" if len(alone) > 1 else ""
-    return Placement(best.worker, None, None, None, None, why)
+    cost, best = _best(facts, [(wait(facts, worker) + compute(facts, worker), worker) for worker in alone])
+    why = f"{best.key} is the cheapest of {len(alone)}, at {cost:.3g} s" if len(alone) > 1 else ""
+    return Placement(best, None, None, None, None, why)
 
 
 def _pairs(facts: RequestFacts, view: ClusterView, pools: Mapping[str, list[WorkerView]]) -> list[_Pair]:
@@ -101,24 +96,23 @@ def _pairs(facts: RequestFacts, view: ClusterView, pools: Mapping[str, list[Work
             mains[pool] = workers
     pairs = []
     for edge, between in _joined(view.edges):
-        prefill, targets = prefills.get(edge.source), mains.get(edge.target)
-        if prefill is None or targets is None:
+        begun, targets = prefills.get(edge.source), mains.get(edge.target)
+        if begun is None or targets is None:
             continue
-        link = view.link(edge.link, prefill.worker.cluster) if edge.link is not None else None
+        made, prefill = begun
+        link = view.link(edge.link, prefill.cluster) if edge.link is not None else None
         there = [relays[pool] for pool in between if pool in relays]
+        between_them, hidden = None, math.inf
         if there:
-            cost, relay, hidden = there[0] if len(there) == 1 else _pick(facts, there, _worker_name)
-            best_relay = _Best(cost, relay)
-        else:
-            best_relay, hidden = None, math.inf
-        start, each = way(prefill.worker, link)
+            _, between_them, hidden = there[0] if len(there) == 1 else _pick(facts, there, _worker_name)
+        start, each = way(prefill, link)
         scored = []
         for worker in targets:
             lacks = prompt - worker.cached_tokens
             takes = start + lacks * each if lacks > 0 else 0.0
             scored.append((takes + (takes if takes < hidden else hidden) + wait(facts, worker), worker))
-        main = _best(facts, scored)
-        pairs.append(_Pair(prefill.cost + main.cost, prefill, main, best_relay, edge, link))
+        taken, main = _best(facts, scored)
+        pairs.append(_Pair(made + taken, prefill, main, between_them, edge, link))
     return pairs
 
 
@@ -141,8 +135,8 @@ def _between(near: EdgeView, edge: EdgeView, edges: tuple[EdgeView, ...]) -> boo
 
 def _best(facts: RequestFacts, scored: Sequence[tuple[float, WorkerView]]) -> _Best:
     if len(scored) == 1:
-        return _Best(*scored[0])
-    return _Best(min([cost for cost, _ in scored]), _pick(facts, scored, _worker_name)[1])
+        return scored[0]
+    return min([cost for cost, _ in scored]), _pick(facts, scored, _worker_name)[1]
 
 
 def _worker_name(each: tuple[Any, ...]) -> str:
@@ -167,7 +161,7 @@ def _pick(facts: RequestFacts, candidates: Sequence[T], name: Callable[[T], str]
 
 
 def _why(facts: RequestFacts, pair: _Pair) -> str:
-    prefill, main = pair.prefill.worker, pair.main.worker
+    prefill, main = pair.prefill, pair.main
     queued = wait(facts, prefill), wait(facts, main)
     takes = way(prefill, pair.way).takes(lacking(facts, main))
     over = f"over {pair.edge.link}" if pair.edge.link else "on their way"

@@ -67,18 +67,19 @@ class PlacingPolicy(RoutingPolicy):
     def _along(self, facts: RequestFacts, view: ClusterView, placement: Placement) -> Route:
         if placement.prefill is None:
             return Route(kind="A", main=placement.main.key, reason="an aggregated pool serves it alone")
-        workers = {"main": placement.main.key, "prefill": placement.prefill.key}
+        main, prefill, relay = placement.main.key, placement.prefill.key, placement.relay
         if facts.max_tokens == 1:
-            return Route(kind="P-MD", reason="the one token asked for comes from prefill", **workers)
+            reason = "the one token asked for comes from prefill"
+            return Route(kind="P-MD", main=main, prefill=prefill, reason=reason)
         relayed, reason = self.relays(facts, placement)
         if not relayed:
-            return Route(kind="P-MD", reason=reason, **workers)
-        if placement.relay is None:
-            return Route(kind="P-MD", reason=f"no relay is there, though {reason}", **workers)
+            return Route(kind="P-MD", main=main, prefill=prefill, reason=reason)
+        if relay is None:
+            return Route(kind="P-MD", main=main, prefill=prefill, reason=f"no relay is there, though {reason}")
         limits = self.config.finish_on_relay if isinstance(self.config, RelayingConfig) else None
         if limits is not None and (why := singular(limits, facts, placement, view.finishing)):
-            return Route(kind="P-RLD", relay=placement.relay.key, reason=f"{why}, and {reason}", **workers)
-        return Route(kind="P-RLD-MD", relay=placement.relay.key, reason=reason, **workers)
+            return Route(kind="P-RLD", main=main, prefill=prefill, relay=relay.key, reason=f"{why}, and {reason}")
+        return Route(kind="P-RLD-MD", main=main, prefill=prefill, relay=relay.key, reason=reason)
 
 
 def singular(limits: FinishOnRelay, facts: RequestFacts, placement: Placement, finishing: Finishing) -> str:
