@@ -18,7 +18,7 @@ from pdd_runtime.errors import PddError
 from pdd_runtime.planner.cost import PriceError
 from pdd_runtime.planner.figures import FigureError
 from pdd_runtime.planner.plan_html import to_html
-from pdd_runtime.planner.plan_report import PlanReport, pools, ranged
+from pdd_runtime.planner.plan_report import PlanReport, pools, ranged, told
 from pdd_runtime.planner.plan_spec import PlanError
 from pdd_runtime.planner.profile import ProfileError
 from pdd_runtime.planner.search.crew import crew
@@ -197,7 +197,7 @@ def _falls(found: WhatIf) -> Table:
             f"{each.goodput:.3g}",
             f"{each.bcr:.3g}",
             f"{each.relay_share:.1%}",
-            f"{each.ttft:.3g} s",
+            told(each.ttft),
         )
     return table
 

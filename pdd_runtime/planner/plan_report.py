@@ -13,7 +13,7 @@ from pdd_runtime.planner.prices import Range
 from pdd_runtime.planner.revenue import Earned, bathtub
 from pdd_runtime.planner.search.find import Deployment, Found
 from pdd_runtime.planner.search.otherwise import WhatIf
-from pdd_runtime.planner.search.setting import Setting
+from pdd_runtime.planner.search.setting import NEVER, Setting
 
 HITS = tuple(step / 100 for step in range(0, 100))
 """Of the bathtub."""
@@ -62,8 +62,7 @@ class PlanReport:
             return
         binding = [each for each in self.what_if.binds if each.binds]
         late = " and ".join(
-            {"ttft": "the first token is late", "tpot": "tokens are slow", "load": "requests are refused"}[name]
-            for name in self.what_if.missed
+            {"ttft": "the first token is late", "tpot": "tokens are slow"}[name] for name in self.what_if.missed
         )
         if binding:
             first = binding[0]
@@ -76,8 +75,8 @@ class PlanReport:
         if less is not None:
             yield (
                 f"When every request's hit falls to {less.kept:.0%} of what it is, it serves "
-                f"{less.goodput:.3g} requests/s; at {whole.goodput:.3g} the P90 of the first token would be "
-                f"{less.ttft:.3g} s."
+                f"{less.goodput:.3g} requests/s; at {whole.goodput:.3g} the P90 of the first token would be: "
+                f"{told(less.ttft)}."
             )
         for name in dict.fromkeys(each.what.partition(" ×")[0] for each in self.what_if.priced):
             other = [e for e in self.what_if.priced if e.what.startswith(f"{name} ×") and e.best is not self.found.best]
@@ -146,6 +145,11 @@ def pools(each: Deployment) -> str:
     """`10 prefill (32xh100), 1 relay (24xh100), 16 main (16xh200)`."""
     named = each.graph.spec.pools.items()
     return ", ".join(f"{pool.replicas} {name} ({pool.hardware})" for name, pool in named)
+
+
+def told(seconds: float) -> str:
+    """A P90 as `9.8 s`; of whom are refused it is no number."""
+    return "too many are refused" if seconds >= NEVER else f"{seconds:.3g} s"
 
 
 def ranged(value: Range, form: str = ".4g") -> str:

@@ -32,7 +32,7 @@ spec:
     - {from: prefill, to: relay, carries: kv, transport: {plugin: tcp}}
     - {from: prefill, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
     - {from: relay, to: main, carries: tokens, link: wan}
-  slo: {ttft_p90: 1s, tpot_p90: 50ms}
+  slo: {ttft_p90: 5s, tpot_p90: 50ms}
   discovery: {plugin: etcd, config: {endpoints: ["http://127.0.0.1:2379"]}}
 """
 PROFILE = """
@@ -41,7 +41,7 @@ pools:
     latency:
       plugin: table
       config:
-        prefill: {tokens: [1, 1001], context: [0], seconds: [[0.0101], [0.1101]]}
+        prefill: {tokens: [1, 1001], context: [0], seconds: [[0.101], [1.101]]}
         decode: {tokens: [1, 11], context: [0], seconds: [[0.0105], [0.0155]]}
     capacity: 1000000
     kv_constant: 0
@@ -98,7 +98,7 @@ def test_a_plan_finds_a_deployment_that_keeps_its_promise_and_is_worth_most(path
     finder, answer = search(path)
     best = answer.best
     assert best in answer.front
-    assert best.verdict.ttft["p90"] <= 1.0
+    assert best.verdict.ttft["p90"] <= 5
     assert best.verdict.tpot["p90"] <= 0.05
     assert max(each.bcr.low for each in answer.front) <= 1.1 * best.bcr.low
     assert answer.given is not None
@@ -128,17 +128,17 @@ def test_a_plan_finds_a_deployment_that_keeps_its_promise_and_is_worth_most(path
 
 
 def test_a_trial_has_the_same_verdict_in_every_process(path: Path) -> None:
-    trial = Trial(0, (1, 1, 1), 15.0, 100, 3)
+    trial = Trial(0, (1, 1, 1), 1.5, 100, 3)
     here, there = Setting.read(path).verdict(trial), judge(str(path), ())(trial)
     assert here == there
     assert here.kept
-    assert 0 < here.ttft["p50"] < here.ttft["p90"] <= 1
+    assert 0 < here.ttft["p50"] < here.ttft["p90"] <= 5
     assert judge(str(path), ())(trial._replace(seed=4)) != here
 
 
 def test_what_a_trial_changes_is_changed(path: Path) -> None:
     judged = Setting.read(path).verdict
-    trial = Trial(0, (1, 1, 1), 15.0, 100, 3)
+    trial = Trial(0, (1, 1, 1), 1.5, 100, 3)
     fewer = judged(trial._replace(changes=(Change(times=0.5),)))
     assert fewer.hits["prefill"] == pytest.approx(judged(trial).hits["prefill"] / 2, rel=0.1)
     slow = judged(trial._replace(changes=(Change("wan", 0.1),)))

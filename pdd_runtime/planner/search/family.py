@@ -23,6 +23,8 @@ from pdd_runtime.planner.prices import Prices
 
 MOST = 512
 """Families of one plan."""
+AS_GIVEN: Mapping[str, Kind] = {}
+"""The kinds of the graph as it is."""
 Data = dict[str, Any]
 Sizes = tuple[int, ...]
 """Workers of each pool of a family, in its order."""
@@ -125,7 +127,7 @@ def families(plan: Plan, loaded: LoadedGraph, document: Document) -> tuple[Famil
 def as_given(number: int, loaded: LoadedGraph) -> Family:
     """The plan's graph as it is, with what `set` changed: what others are compared with."""
     choices = {name: (pool.replicas,) for name, pool in loaded.graph.spec.pools.items()}
-    return Family(number, loaded.document.data, choices, {}, {"graph": "as it is"})
+    return Family(number, loaded.document.data, choices, AS_GIVEN, {"graph": "as it is"})
 
 
 def check_names(plan: Plan, loaded: LoadedGraph, document: Document) -> None:

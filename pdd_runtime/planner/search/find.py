@@ -81,11 +81,12 @@ class Finder:
 
     def __init__(self, setting: Setting, crew: Crew, told: Told) -> None:
         self.setting = setting
-        effort, choices = setting.plan.spec.effort, len(setting.families) - 1
+        effort, choices = setting.plan.spec.effort, setting.choices
         self.trials = Trials(setting.families, setting.bounds, effort, crew, told, choices)
         self._choices = setting.families[:choices]
-        given = setting.families[choices]
-        self._given = Candidate(choices, tuple(counts[0] for counts in given.choices.values()))
+        self._given: Candidate | None = None
+        for given in setting.families[choices:]:
+            self._given = Candidate(choices, tuple(counts[0] for counts in given.choices.values()))
         self._costs: dict[Candidate, float] = {}
 
     def cost(self, candidate: Candidate) -> float:
@@ -113,6 +114,8 @@ class Finder:
         return Found(chosen, _undominated(others, chosen), same, self.deployments, self.trials.done)
 
     def _as_given(self) -> list[Point]:
+        if self._given is None:
+            return []
         try:
             spent = self.cost(self._given)
         except PriceError:
@@ -279,4 +282,4 @@ def _interval(values: Sequence[float]) -> Range:
         return Range(mean, mean)
     student = _STUDENT[len(values) - 2] if len(values) - 2 < len(_STUDENT) else 2.0
     half = student * statistics.stdev(values) / math.sqrt(len(values))
-    return Range(mean - half, mean + half)
+    return Range(max(0.0, mean - half), mean + half)

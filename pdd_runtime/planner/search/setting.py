@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pdd_runtime.errors import PddError
 from pdd_runtime.graph import LoadedGraph, load, nearest
 from pdd_runtime.graph.document import Document
 from pdd_runtime.graph.models import Slo
@@ -20,7 +21,7 @@ from pdd_runtime.planner.pool_model import PoolModel, pool_models
 from pdd_runtime.planner.profile import PoolProfile, Profile, ProfileError, read_profile
 from pdd_runtime.planner.search.bounds import Bounds
 from pdd_runtime.planner.search.demand import Demand
-from pdd_runtime.planner.search.family import Family, as_given, families
+from pdd_runtime.planner.search.family import AS_GIVEN, Family, as_given, families
 from pdd_runtime.planner.search.hits import FewerHits
 from pdd_runtime.planner.search.trial import Trial, Verdict
 from pdd_runtime.planner.simulate import Outcome, Scenario, Simulated, simulate
@@ -28,8 +29,8 @@ from pdd_runtime.plugins import PluginManager, load_plugins
 
 PACE = 0.05
 """Seconds a token where nothing is promised."""
-REFUSED = 0.001
-"""A deployment that refuses more than this share of requests does not serve their rate."""
+NEVER = 1e6
+"""Seconds after which who was refused gets a first token: among the P90 they are late."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Setting:
     loaded: LoadedGraph
     workload: Workload
     families: tuple[Family, ...]
-    """Those to choose from, and behind them the graph as it is."""
+    """Those to choose from, and behind them the graph as it is, where it is known how fast that is."""
+    choices: int
+    """How many there are to choose from."""
     plugins: PluginManager
     profile: Profile | None
 
@@ -54,8 +57,24 @@ class Setting:
         workload = read_workload(_beside(beside, plan.spec.workload))
         profile = read_profile(beside / plan.spec.profile) if plan.spec.profile is not None else None
         chosen = families(plan, loaded, document)
-        given = as_given(len(chosen), loaded)
-        return Setting(plan, document, loaded, workload, (*chosen, given), load_plugins(), profile)
+        setting = Setting(plan, document, loaded, workload, chosen, len(chosen), load_plugins(), profile)
+        return setting._modelled((*chosen, as_given(len(chosen), loaded)))
+
+    def _modelled(self, some: Sequence[Family]) -> Setting:
+        """With those of them of which it is known how fast they are: on few chips a model may not fit. Raises the first
+        reason where none is left to choose from."""
+        kept, reasons = list[Family](), list[PddError]()
+        for family in some:
+            try:
+                self._models(family)
+            except PddError as error:
+                reasons.append(error)
+            else:
+                kept.append(replace(family, number=len(kept)))
+        choices = sum(family.kinds is not AS_GIVEN for family in kept)
+        if not choices:
+            raise reasons[0]
+        return replace(self, families=tuple(kept), choices=choices)
 
     @cached_property
     def slo(self) -> Slo:
@@ -73,18 +92,19 @@ class Setting:
 
     @cached_property
     def models(self) -> tuple[Mapping[str, PoolModel], ...]:
-        """Of each family. Raises `PddError` where hardware or model are not known."""
+        """Of each family."""
+        return tuple(map(self._models, self.families))
+
+    def _models(self, family: Family) -> Mapping[str, PoolModel]:
+        """Raises `PddError` where hardware or model are not known, or do not fit."""
         spec = self.plan.spec
-        return tuple(
-            pool_models(
-                family.smallest,
-                self.plugins,
-                self._profile(family),
-                hardware=spec.hardware,
-                models=spec.models,
-                settings=spec.latency,
-            )
-            for family in self.families
+        return pool_models(
+            family.smallest,
+            self.plugins,
+            self._profile(family),
+            hardware=spec.hardware,
+            models=spec.models,
+            settings=spec.latency,
         )
 
     def _profile(self, family: Family) -> Profile | None:
@@ -124,7 +144,7 @@ class Setting:
 
     def check_prices(self) -> None:
         """Raises `PriceError` where something that may be chosen has no price."""
-        for family in self.families[:-1]:
+        for family in self.families[: self.choices]:
             try:
                 family.cost(tuple(counts[0] for counts in family.choices.values()), self.plan.spec.prices)
             except PriceError as error:
@@ -155,12 +175,10 @@ class Setting:
         """Whether the promise is kept."""
         times = Times(self.plan.spec.slo.decoded)
         found = self.simulated(trial, times)
-        ttft, tpot = _shown(times.ttft), _shown(times.tpot)
+        ttft, tpot = _shown(times.ttft, times.refused), _shown(times.tpot)
         promised = (("ttft", ttft, self.slo.ttft_p90), ("tpot", tpot, self.slo.tpot_p90))
-        margins = {name: times["p90"] / most for name, times, most in promised if most and times}
-        missed = [name for name, margin in margins.items() if margin > 1]
-        if found.rejected + found.failed > REFUSED * found.requests or not found.answered:
-            missed.append("load")
+        margins = {name: seen["p90"] / most for name, seen, most in promised if most and seen}
+        missed = [name for name, margin in margins.items() if margin > 1] if times.ttft else ["ttft"]
         sent = {name: size / max(1, found.answered) * trial.rate for name, size in found.link_bytes.items()}
         family = self.families[trial.family]
         rates = {name: link.bandwidth / 8 for name, link in family.smallest.spec.links.items()}
@@ -188,11 +206,12 @@ def _on(said: PoolProfile, hardware: str) -> PoolProfile:
     return said.model_copy(update={"latency": latency})
 
 
-def _shown(seconds: Sequence[float]) -> dict[str, float]:
-    """Empty where nobody has any."""
+def _shown(seconds: Sequence[float], refused: int = 0) -> dict[str, float]:
+    """Empty where nobody has any. Those who were refused count in P90, which is promised."""
     if not seconds:
         return {}
-    p50, p90, p99 = np.quantile(seconds, (0.5, 0.9, 0.99)).tolist()
+    p50, p99 = np.quantile(seconds, (0.5, 0.99)).tolist()
+    p90 = float(np.quantile([*seconds, *[NEVER] * refused], 0.9, method="inverted_cdf"))
     return {"mean": statistics.fmean(seconds), "p50": p50, "p90": p90, "p99": p99}
 
 
@@ -202,13 +221,16 @@ class Times:
     def __init__(self, decoded: bool) -> None:
         self.ttft: list[float] = []
         self.tpot: list[float] = []
+        self.refused = 0
         self._decoded = decoded
 
     def __call__(self, outcome: Outcome) -> None:
         first, behind = outcome.ttft, outcome.output - 1
         if self._decoded and outcome.tt2 is not None:
             first, behind = outcome.tt2, outcome.output - 2
-        if first is not None:
+        if first is None:
+            self.refused += 1
+        else:
             self.ttft.append(first)
         if first is not None and outcome.e2e is not None and behind > 0:
             self.tpot.append((outcome.e2e - first) / behind)

@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
     """p50, p90, p99 in seconds."""
     tpot: Mapping[str, float]
     missed: tuple[str, ...]
-    """Which promises were not kept: `ttft`, `tpot`, `load` (not all requests were let in)."""
+    """Which promises were not kept: `ttft` (who is refused is late, too), `tpot`."""
     busy: Mapping[str, float]
     """By pool, the share of its batch that is taken, on average; by link, of its bandwidth."""
     relay_share: float
