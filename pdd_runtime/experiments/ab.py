@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from pdd_runtime.errors import PddError
 from pdd_runtime.experiments.aiperf import require_aiperf
-from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.experiments.report import Measured
-from pdd_runtime.experiments.station import Station
+from pdd_runtime.experiments.station import Run, Station
 from pdd_runtime.experiments.target import Target, Watcher, brought_up
 from pdd_runtime.experiments.trial import Rules, Trial
 from pdd_runtime.planner import Session, Workload
@@ -130,24 +129,21 @@ class AbTest:
         async with AsyncExitStack() as stack:
             stations = {target.name: await stack.enter_async_context(self._station(target)) for target in self._targets}
             for number, block in enumerate(self._blocks):
-                found = {}
-                for name in self._shuffled():
-                    found[name] = await self._ask(name, stations[name], block)
-                self.trial.add(number, found)
+                self._add(number, {name: [await _ask(stations[name], block)] for name in self._shuffled()})
                 if self._enough():
                     return
 
     async def _in_turn(self) -> None:
         rounds = min(self._design.rounds, len(self._blocks))
+        by_name = {target.name: target for target in self._targets}
         for number in range(rounds):
             blocks = self._blocks[number * len(self._blocks) // rounds : (number + 1) * len(self._blocks) // rounds]
-            found = {}
-            by_name = {target.name: target for target in self._targets}
+            runs = {}
             for name in self._shuffled():
                 async with self._station(by_name[name]) as station:
-                    found[name] = [outcome for block in blocks for outcome in await self._ask(name, station, block)]
+                    runs[name] = [await _ask(station, block) for block in blocks]
             # All of a round met the same machine and the same start: they count as one block.
-            self.trial.add(number, found)
+            self._add(number, runs)
             if self._enough():
                 return
 
@@ -167,14 +163,13 @@ class AbTest:
                 await station.warm_up(design.requests)
                 yield station
 
-    async def _ask(self, name: str, station: Station, block: Sequence[Session]) -> list[Outcome]:
-        run = await station.run(block)
-        # What one graph has left to do would be in the next one's numbers.
-        await station.settled()
-        self._cpu[name] += run.cpu
-        self._wall[name] += run.seconds
-        self._seconds[name] += max(one.ended for one in run.outcomes) - min(one.due for one in run.outcomes)
-        return run.outcomes
+    def _add(self, number: int, runs: Mapping[str, Sequence[Run]]) -> None:
+        for name, some in runs.items():
+            for run in some:
+                self._cpu[name] += run.cpu
+                self._wall[name] += run.seconds
+                self._seconds[name] += max(one.ended for one in run.outcomes) - min(one.due for one in run.outcomes)
+        self.trial.add(number, {name: [one for run in some for one in run.outcomes] for name, some in runs.items()})
 
     def _shuffled(self) -> list[str]:
         names = [target.name for target in self._targets]
@@ -187,6 +182,13 @@ class AbTest:
         stop = self.trial.look()
         self._watcher.looked(self.trial)
         return stop
+
+
+async def _ask(station: Station, block: Sequence[Session]) -> Run:
+    run = await station.run(block)
+    # What one graph has left to do would be in the next one's numbers.
+    await station.settled()
+    return run
 
 
 def _from_zero(block: tuple[Session, ...]) -> tuple[Session, ...]:

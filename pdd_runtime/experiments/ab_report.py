@@ -19,7 +19,7 @@ from pdd_runtime.planner import Workload
 from pdd_runtime.planner.prices import Prices
 
 Ends = tuple[float | None, float | None]
-"""Of an interval; None: it has no end on this side."""
+"""Of an interval; None: it has none, since too little is known."""
 
 
 class _Form(BaseModel):
@@ -105,7 +105,7 @@ class AbReport(_Form):
 
     @property
     def failed(self) -> bool:
-        """A graph has answered nothing, or the test broke off."""
+        """A graph has answered nothing."""
         return any(graph.errors == graph.requests for graph in self.graphs.values())
 
 
@@ -163,37 +163,25 @@ def _comparison(base: Measured, other: Measured, result: Result) -> Comparison:
 
 
 def _answer(verdict: Verdict) -> Answer:
-    effect, word, at = verdict.effect, verdict.word, verdict.decided_at
-    if effect is None:
-        return Answer(
-            verdict=word,
-            decided_at=at,
-            requests=0,
-            blocks=0,
-            base=None,
-            other=None,
-            difference=None,
-            difference_interval=(None, None),
-            ratio=None,
-            ratio_interval=(None, None),
-        )
+    effect = verdict.effect
     return Answer(
-        verdict=word,
-        decided_at=at,
-        requests=effect.requests,
-        blocks=effect.blocks,
-        base=effect.base,
-        other=effect.other,
-        difference=effect.difference,
+        verdict=verdict.word,
+        decided_at=verdict.decided_at,
+        requests=0 if effect is None else effect.requests,
+        blocks=0 if effect is None else effect.blocks,
+        base=None if effect is None else effect.base,
+        other=None if effect is None else effect.other,
+        difference=None if effect is None else effect.difference,
         difference_interval=_ends(verdict.difference_interval),
-        ratio=effect.ratio,
+        ratio=None if effect is None else effect.ratio,
         ratio_interval=_ends(verdict.ratio_interval),
     )
 
 
 def _ends(interval: tuple[float, float]) -> Ends:
+    """None for both where one is infinite: nothing is known then."""
     low, high = interval
-    return (low if isfinite(low) and isfinite(high) else None), (high if isfinite(high) else None)
+    return (low, high) if isfinite(low) and isfinite(high) else (None, None)
 
 
 def _failures(base: Measured, other: Measured) -> Failures:

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pdd_runtime.errors import GraphError, PddError
+from pdd_runtime.errors import PddError
 from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.graph import Graph
 from pdd_runtime.graph.document import read
 from pdd_runtime.graph.faults import explain_all
 from pdd_runtime.graph.units import Duration
-from pdd_runtime.planner.cost import PriceError, bcr, graph_cost
+from pdd_runtime.planner.cost import bcr, graph_cost
 from pdd_runtime.planner.plan_spec import read_plan
 from pdd_runtime.planner.prices import Prices
 
@@ -113,6 +113,3 @@ def read_prices(path: Path) -> Prices:
         first = explain_all(error.errors(include_url=False), Prices, document)[0]
     what = first.what.replace("the graph", "the prices")
     raise WorthError(what, where=first.where, why=first.why, fix="docs/planner.md tells how prices are written")
-
-
-__all__ = ["GraphError", "PriceError", "Promise", "Worth", "WorthError", "read_prices", "worth"]
