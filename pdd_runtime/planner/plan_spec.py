@@ -154,10 +154,10 @@ class Effort(_Form):
     grows must have time to show."""
     requests: int = Field(default=1000, ge=100, le=10_000_000)
     """Requests of such a test at least."""
-    final: int = Field(default=2, ge=1, le=1000)
+    final: int = Field(default=1, ge=1, le=1000)
     """So many times longer are those of the deployments that are shown."""
     seeds: int = Field(default=4, ge=2, le=100)
-    """Of each deployment that is shown: its figures get intervals."""
+    """Of the best deployment, two of the others that are shown: none of them is the search's own."""
 
 
 class PlanBody(_Form):

@@ -224,7 +224,7 @@ class Finder:
             self.trials.trial(point.candidate, statistics.fmean(values[point.candidate]), longer=effort.final, seed=1)
             for point in again
         ]
-        verdicts = self.trials.verdicts("measures for longer", trials)
+        verdicts = self.trials.verdicts("measures what is shown", trials)
         for point, trial, verdict in zip(again, trials, verdicts, strict=True):
             shown.append(self._shown(point, trial.rate, _interval(values[point.candidate]), verdict))
         shown.sort(key=lambda each: (each.cost.total.middle, each.goodput))
@@ -237,7 +237,7 @@ class Finder:
             for point, some in seeds.items()
             for seed in some
         }
-        rates = self.trials.together("measures for longer", steps)
+        rates = self.trials.together("measures what is shown", steps)
         return {point: [rate for (other, _), rate in rates.items() if other == point] for point in seeds}
 
     def _shown(self, point: Point, rate: float, interval: Range, verdict: Verdict) -> Deployment:
