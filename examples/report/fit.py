@@ -14,10 +14,15 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import numpy as np
+from line import first, payloads
 from models import Fitted, as_dict, fitted, scenario
 from numpy.typing import NDArray
-from published import DEPLOYMENTS
+from parameters import fitted_line, narrow
+from parameters import parameters as all_parameters
+from published import DEPLOYMENTS, published
 from table import Table, off
+from transfers import figures as transfer_figures
+from transfers import run as transfer_run
 from ttft import measured, rate, run
 
 SEEDS = range(100, 112)
@@ -138,4 +143,34 @@ def tables() -> list[Table]:
     return [
         Table("Parameters", ["", "value", "95 % interval", "after one more step", "goes most with"], parameters, notes),
         Table("Residuals", ["", "report", "ours", "95 of 100 runs", "off", "within them"], residuals),
+        _line(),
     ]
+
+
+def _line() -> Table:
+    """The line's parameters, each by one figure."""
+    everything, theirs = all_parameters(), published()
+    given, rtt, used = everything["given"], everything["assumed"]["rtt"], fitted_line()
+    size = float(np.mean(first(payloads(narrow(), 0, given["kv"]), 100_000)))
+    handoff = theirs["handoff"]
+    least = handoff["kv"]["min"] - handoff["kv"]["copies"] - rtt / 2
+
+    def mean(kind: str, figure: str, **changes: float) -> float:
+        runs = [transfer_run(kind, fitted_line(**changes), seed) for seed in SEEDS]
+        return float(np.mean([transfer_figures(each)[figure] for each in runs]))
+
+    pool = {value: mean("skewed", "pool", fresh=value) for value in (used.fresh - 0.02, used.fresh, used.fresh + 0.02)}
+    queueing = {value: mean("narrow", "queueing", transfers=value) for value in (6000, used.transfers, 10_000)}
+    rows = [
+        ["connections", f"{used.connections}", "narrow P50 x line / mean payload",
+         f"{theirs['transfers']['narrow']['p50'] * given['line'] / size:.1f}"],
+        ["flow_rate", f"{used.flow_rate:.3g}", "payload of a handoff / its least time, less copies and half an RTT",
+         f"{handoff['kv']['payload'] / least:.3g}"],
+        ["extend", f"{everything['fitted']['extend']:g}", "mean time of a handoff by IDs, less half an RTT",
+         f"{handoff['tokens']['mean'] - rtt / 2:.3g}"],
+        ["fresh", f"{used.fresh:g}", f"skewed connections in use: {theirs['transfers']['skewed']['pool']:.1%}",
+         ", ".join(f"{value:g}: {share:.1%}" for value, share in pool.items())],
+        ["transfers", f"{used.transfers}", f"narrow queueing: {theirs['transfers']['narrow']['queueing']:.2f} s",
+         ", ".join(f"{value}: {seconds:.2f} s" for value, seconds in queueing.items())],
+    ]  # fmt: skip
+    return Table("The transfer test's line", ["", "value", "by", "which gives"], rows)

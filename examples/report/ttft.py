@@ -131,4 +131,4 @@ def _cell(ours: Mapping[str, Interval], theirs: Mapping[str, float], name: str, 
     if name not in theirs:
         return "–"
     reported = theirs[name]
-    return f"{ours[name].text(scale, digits)} / {reported * scale:g} ({off(ours[name].middle, reported)})"
+    return f"{ours[name].text(scale, digits)} / {reported * scale:.3g} ({off(ours[name].middle, reported)})"
