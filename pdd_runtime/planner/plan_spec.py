@@ -150,7 +150,7 @@ class Effort(_Form):
     """How long single simulations are."""
 
     span: Annotated[Duration, Field(gt=0)] = 150.0
-    """Simulated time of a test whether a deployment holds at a rate, behind the time in which batches fill. A queue that
+    """Simulated time of a test whether a deployment holds at a rate, behind that in which batches fill. A queue that
     grows must have time to show."""
     requests: int = Field(default=1000, ge=100, le=10_000_000)
     """Requests of such a test at least."""
