@@ -19,7 +19,7 @@ def picture(graph: Graph) -> RenderableType:
     title = Text.assemble((graph.name, "bold"), ("  serves ", "dim"), wording.title(graph))
     boxes = Columns([_box(graph, cluster) for cluster in spec.clusters], padding=(0, 1))
     lines: list[RenderableType] = [title, boxes, *(_arrow(graph, edge) for edge in spec.edges)]
-    return Group(*lines)
+    return Group(*lines, *(_variant(graph, name) for name in spec.variants))
 
 
 def _box(graph: Graph, cluster: str) -> Panel:
@@ -37,6 +37,19 @@ def _box(graph: Graph, cluster: str) -> Panel:
         style = ROLE_STYLE["frontend"]
         lines.append(Text.assemble((f"{'frontend':<{width}}", style), f"  {wording.frontend_label(graph)}"))
     return Panel(Text("\n").join(lines) if lines else Text("no pools", "dim"), title=cluster, expand=False)
+
+
+def _variant(graph: Graph, name: str) -> Text:
+    variants = graph.spec.variants
+    share = variants[name].weight / sum(variant.weight for variant in variants.values())
+    own = variants[name]
+    what = [f"by {own.routing.plugin}"] if own.routing else []
+    what += [f"hands off by {own.handoff.plugin}"] if own.handoff else []
+    what += [f"in {', '.join(own.pools)}"] if own.pools else []
+    role = " (control)" if name == graph.control else ""
+    return Text.assemble(
+        "  variant ", (name, "bold"), f"{role}  {share:.0%} of requests", ("".join(f", {w}" for w in what), "dim")
+    )
 
 
 def _arrow(graph: Graph, edge: Edge) -> Text:

@@ -73,9 +73,10 @@ class Experiment(Collector):
         if tallies is not None and timeline.elsewhere != "incapable":
             tallies.saw(status, seconds, pace, timeline.elsewhere == "failed", timeline.body())
 
-    def seen(self) -> dict[str, Seen]:
-        """By this process."""
-        return {name: tallies.seen() for name, tallies in self._tallies.items()}
+    def seen(self, *, late: bool = False) -> dict[str, Seen]:
+        """By this process. `late`: of late only."""
+        seen = {name: tallies.seen() for name, tallies in self._tallies.items()}
+        return {name: each.only_late() for name, each in seen.items()} if late else seen
 
     def worse(self, seen: Mapping[str, Seen]) -> Iterator[tuple[str, str]]:
         """The variants that are to be rolled back, each with why."""

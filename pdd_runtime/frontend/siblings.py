@@ -47,6 +47,13 @@ class Cancel(msgspec.Struct, frozen=True):
     """Who says so, in words."""
 
 
+class Look(msgspec.Struct, frozen=True):
+    """What became of variants' requests: asked for."""
+
+    late: bool
+    """Only those of late, which is less."""
+
+
 class Decided(msgspec.Struct, frozen=True):
     """This has been decided about variants."""
 
@@ -75,7 +82,7 @@ class Siblings:
         plane.unary("frontend.metrics", Empty, self._on_metrics)
         plane.unary("frontend.cancel", Cancel, self._on_cancel)
         plane.unary("frontend.used", Empty, self._on_used)
-        plane.unary("frontend.seen", Empty, self._on_seen)
+        plane.unary("frontend.seen", Look, self._on_seen)
         plane.unary("frontend.decided", Decided, self._on_decided)
         self._watching = asyncio.create_task(self._watch(discovery), name="siblings")
 
@@ -127,15 +134,16 @@ class Siblings:
             try:
                 experiment.look()
                 if self._first:
-                    for variant, why in experiment.worse(await self.seen(experiment)):
+                    for variant, why in experiment.worse(await self.seen(experiment, late=True)):
                         await self.decide(experiment, "rollback", (variant,), GUARDRAIL, why)
             except PddError as error:
                 log.error("the guardrails: %s", error)
 
-    async def seen(self, experiment: Experiment) -> dict[str, Seen]:
-        """What became of each variant's requests, in all processes."""
+    async def seen(self, experiment: Experiment, *, late: bool = False) -> dict[str, Seen]:
+        """What became of each variant's requests, in all processes. `late`: of late only."""
         together = {name: Seen.none(experiment.window) for name in experiment.graph.spec.variants}
-        for part in (experiment.seen(), *(await self._ask("frontend.seen", Empty(), dict[str, Seen])).values()):
+        others = await self._ask("frontend.seen", Look(late), dict[str, Seen])
+        for part in (experiment.seen(late=late), *others.values()):
             for name in together.keys() & part.keys():
                 together[name].merge(part[name])
         return together
@@ -202,8 +210,8 @@ class Siblings:
     async def _on_used(self, request: Empty, context: RpcContext) -> dict[str, Used]:
         return self._ledger.used()
 
-    async def _on_seen(self, request: Empty, context: RpcContext) -> dict[str, Seen]:
-        return self._service.experiment.seen() if self._service.experiment else {}
+    async def _on_seen(self, request: Look, context: RpcContext) -> dict[str, Seen]:
+        return self._service.experiment.seen(late=request.late) if self._service.experiment else {}
 
     async def _on_decided(self, request: Decided, context: RpcContext) -> None:
         if self._service.experiment is not None:

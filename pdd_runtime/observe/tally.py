@@ -122,6 +122,10 @@ class Seen(msgspec.Struct):
         """`window`: seconds that are of late."""
         return Seen(Slices(window / LATE), Slices(window / LATE))
 
+    def only_late(self) -> Seen:
+        """Without the rest."""
+        return Seen(self.late, Slices(self.late.span))
+
     def merge(self, other: Seen) -> None:
         """Take in what another process has seen."""
         self.late.merge(other.late)

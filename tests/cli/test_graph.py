@@ -114,6 +114,15 @@ def test_the_graph_is_printed_in_every_form(cli: Cli) -> None:
     assert cli("graph", "none.yaml", "--format", "svg").code == 2
 
 
+def test_variants_are_told_with_what_they_get(cli: Cli) -> None:
+    variants = "spec.variants={old: {weight: 3, pools: [prefill, main]}, new: {routing: {plugin: predictive}}}"
+    lines = cli("graph", str(QUICKSTART), "--set", variants).out.splitlines()
+    assert [line.strip() for line in lines[-2:]] == [
+        "variant old (control)  75% of requests, in prefill, main",
+        "variant new  25% of requests, by predictive",
+    ]
+
+
 def test_the_schema_is_printed_with_the_installed_plugins(cli: Cli) -> None:
     schema = json.loads(cli("schema").out)
     assert "scripted" in schema["$defs"]["PluginRef.engine"]["properties"]["plugin"]["enum"]
