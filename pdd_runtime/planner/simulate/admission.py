@@ -127,7 +127,6 @@ class Admission:
         world = self._world
         prompt = visit.turn.prompt
         answer = min(float(visit.turn.output), self.answer)
-        hits = world.views.hits
         for key in (route.prefill, route.relay, route.main if route.kind != "P-RLD" else None):
             if key is None:
                 continue
@@ -135,7 +134,7 @@ class Admission:
             pool = worker.pool
             if not pool.loads[worker.index]:
                 continue
-            need = prompt - hits[key] + (0 if pool.role == "prefill" else int(answer))
+            need = prompt - worker.hit + (0 if pool.role == "prefill" else int(answer))
             if self._full(worker) or worker.tokens + need > pool.most_tokens:
                 without.update(
                     each.key
@@ -150,7 +149,7 @@ class Admission:
         edge = world.ways.edge(route.prefill.pool, route.main.pool)
         if edge is None:
             return False
-        size = world.workers[route.prefill].pool.model.kv_token * (prompt - hits[route.main])
+        size = world.workers[route.prefill].pool.model.kv_token * (prompt - world.workers[route.main].hit)
         queued = self.promised[edge]
         if not size or not queued or queued + size <= self._most_bytes[edge[0]]:
             return False

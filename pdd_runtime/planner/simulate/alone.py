@@ -53,7 +53,7 @@ class Finishing(Flight):
     def start_finishing(self, prefill: PrefillWorker, relay: DecodeWorker, main: DecodeWorker) -> None:
         """Its session begins. `main` would have taken over."""
         self.start(prefill, relay)
-        self.main_cached = self.world.views.hits[main.key]
+        self.main_cached = main.hit
 
     def answered(self) -> None:
         self.relay_tokens, self.main_tokens = self.relay_tokens + self.main_tokens, 0

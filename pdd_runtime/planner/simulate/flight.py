@@ -86,13 +86,13 @@ class Flight:
         self._reach_engine(prefill, self._prefill_begins)
 
     def _take_prefill(self, prefill: PrefillWorker) -> None:
-        need = self.prompt - self.world.views.hits[prefill.key]
+        need = self.prompt - prefill.hit
         prefill.take(need)
         self.prefill_need = need
 
     def _take_main(self, main: DecodeWorker) -> None:
         world = self.world
-        self.main_cached = hit = world.views.hits[main.key]
+        self.main_cached = hit = main.hit
         need = self.prompt - hit + int(min(self.max_tokens, world.admission.answer))
         main.take(need)
         self.main_need = need

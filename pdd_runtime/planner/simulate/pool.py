@@ -69,7 +69,7 @@ class Pool:
 class Worker:
     """What all workers have. Its engine computes `running` requests, and `waiting` ones are in its own queue."""
 
-    __slots__ = ("alive", "cache", "epoch", "events", "index", "key", "pool", "running", "tokens", "waiting")
+    __slots__ = ("alive", "cache", "epoch", "events", "hit", "index", "key", "pool", "running", "tokens", "waiting")
 
     def __init__(self, pool: Pool, index: int) -> None:
         self.pool, self.index, self.events = pool, index, pool.events
@@ -79,6 +79,8 @@ class Worker:
         self.tokens = 0
         """That those that need it will need there, as admission reckons."""
         self.alive = True
+        self.hit = 0
+        """Leading tokens that are cached there, of the prompt that a policy was last shown it for."""
         self.running = self.waiting = 0
         pool.workers.append(self)
         pool.loads.append(0)

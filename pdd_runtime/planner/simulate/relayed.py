@@ -62,7 +62,7 @@ class Relayed(Flight):
     def _take_relay(self, prefill: PrefillWorker, relay: DecodeWorker) -> None:
         self.relay = relay
         world = self.world
-        hit = world.views.hits[relay.key]
+        hit = relay.hit
         need = self.prompt - hit + int(min(self.max_tokens, world.admission.answer))
         relay.take(need)
         self.relay_need = need
@@ -364,7 +364,7 @@ class Relayed(Flight):
             world.events.push(world.events.now + world.LOOK, self._another_main, mains)
             return
         assert isinstance(main, DecodeWorker)
-        world.views.hits[main.key] = min(self.prompt, main.cache.hit(self.spans))
+        main.hit = min(self.prompt, main.cache.hit(self.spans))
         self.main = main
         self._take_main(main)
         if self.prefill.alive and (self.known or self.prefill_need >= 0):
@@ -391,7 +391,7 @@ class Relayed(Flight):
             relay = world.spare("relay", self.prefill.pool.name)
             if relay is not None and self.prefill.alive:
                 assert isinstance(relay, DecodeWorker)
-                world.views.hits[relay.key] = min(self.prompt, relay.cache.hit(self.spans))
+                relay.hit = min(self.prompt, relay.cache.hit(self.spans))
                 self._take_relay(self.prefill, relay)
                 if self.known:
                     self.relay_fetch.whole(self.prompt)

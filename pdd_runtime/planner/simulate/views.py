@@ -22,8 +22,6 @@ class Views:
         """`whole`: with every worker."""
         self._pools = list(pools.values())
         self._ways, self._whole = ways, whole
-        self.hits: dict[WorkerKey, int] = {}
-        """Leading tokens of the last view's prompt that are cached where."""
         self._edges = tuple(
             EdgeView(source=edge.source, target=edge.target, carries=edge.carries, link=edge.link)
             for edge in graph.spec.edges
@@ -48,8 +46,6 @@ class Views:
         shut: Collection[tuple[str, str]] = (),
     ) -> ClusterView:
         """For a prompt; without some workers, and without the edges that bring KV over some links."""
-        hits: dict[WorkerKey, int] = {}
-        self.hits = hits
         workers: list[WorkerView] = []
         for pool in self._pools:
             members, model = pool.workers, pool.model
@@ -58,7 +54,7 @@ class Views:
                 requests, running, key = pool.loads[place], worker.running, worker.key
                 if running > requests:
                     running = requests
-                hits[key] = cached = worker.cache.hit(spans)
+                worker.hit = cached = worker.cache.hit(spans)
                 workers.append(
                     WorkerView(
                         key=key,
@@ -92,9 +88,10 @@ class Views:
         least = min(loads)
         if least >= DEAD:
             return ()
-        first, count = loads.index(least), len(loads)
+        count = len(loads)
         if count == 1:
-            return (first,)
+            return (0,)
+        first = loads.index(least)
         chosen: set[int] | None = None
         for chain, _ in spans:
             holders = pool.holders.get(chain)

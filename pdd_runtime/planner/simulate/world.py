@@ -260,8 +260,8 @@ class World:
         """A request was admitted: its prompt's hits on prefill and main are compared, and its route is counted."""
         if self._guard is not None and route.prefill is not None:
             self._guard.begun(route)
-            hits = self.views.hits
-            self._rates.saw(route.main.pool, prompt, hits[route.prefill], hits[route.main])
+            prefill, main = self.workers[route.prefill], self.workers[route.main]
+            self._rates.saw(route.main.pool, prompt, prefill.hit, main.hit)
 
     def let_go(self, route: Route) -> None:
         """It has ended."""
