@@ -55,8 +55,8 @@ def simulate(
     overrides: Overrides = None,
     output: Output = Format.table,
 ) -> None:
-    """Say what a graph would do under a workload: the times that users see, where the work is done, what crosses the
-    links, what is busy. Nothing is started."""
+    """Say what a graph would do under a workload. The times that users see, where the work is done, what crosses the
+    links, what is busy; nothing is started."""
     from pdd_runtime.cli.simulate import SimulateOptions, run_simulate
 
     options = SimulateOptions(

@@ -64,6 +64,11 @@ class Recorder:
         return True
 
     @property
+    def enough(self) -> bool:
+        """All that are measured have been sent."""
+        return not self._left and not self._skip
+
+    @property
     def sending(self) -> bool:
         """Measured ones are being sent."""
         return self._left > 0 and self.began < float("inf")

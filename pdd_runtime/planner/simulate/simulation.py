@@ -29,16 +29,23 @@ def simulate(
     requests: int,
     seed: int = 0,
     warmup: int | float = WARMUP,
+    whole_sessions: bool | None = None,
     observe: Callable[[Outcome], None] | None = None,
 ) -> Simulated:
     """Send `requests` of the workload, and before them `warmup` (a number, or a share of `requests`) that are not
     measured, and run until all measured ones have ended. A trace that is shorter ends sooner.
 
+    Of sessions with several requests those count that come first, so that the load is as steady at the end as before.
+    With `whole_sessions`, which is the default where nothing is warmed up, it is the sessions that a bench of so many
+    requests sends, each to its end.
+
     `observe` is called with each measured request as it ends. Raises `SimulationError` for a scenario that lacks
     something, and what policy and strategy raise for the graph."""
     before = warmup if isinstance(warmup, int) else round(warmup * requests)
     recorder = Recorder(before, requests, observe)
-    sessions = _limited(workload.stream(seed), before + requests)
+    sessions = workload.stream(seed)
+    if not before if whole_sessions is None else whole_sessions:
+        sessions = _limited(sessions, before + requests)
     world = World(scenario, recorder, sessions, workload.users, apart=workload.trace is None)
     if scenario.warm:
         _warm(world, workload, seed)

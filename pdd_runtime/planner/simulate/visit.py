@@ -27,8 +27,10 @@ class Visit:
 
     def ask(self) -> None:
         """Send the next request."""
-        self.due = self._world.events.now
-        self._world.arrive(self)
+        world = self._world
+        if not world.recorder.enough:
+            self.due = world.events.now
+            world.arrive(self)
 
     def answered(self) -> None:
         """The user has an answer, or a refusal."""

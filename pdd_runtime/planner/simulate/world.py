@@ -100,6 +100,8 @@ class World:
             self.left()
 
     def _starts(self, session: Session) -> None:
+        if self.recorder.enough:
+            return
         following = next(self._sessions, None)
         if following is not None:
             start = following.start
@@ -112,7 +114,7 @@ class World:
 
     def left(self) -> None:
         """A session has ended. In a closed loop it makes room for the next."""
-        if self._concurrency:
+        if self._concurrency and not self.recorder.enough:
             session = next(self._sessions, None)
             if session is not None:
                 self._starts_now(session)

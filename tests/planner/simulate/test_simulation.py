@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pdd_runtime.planner import Workload
+from pdd_runtime.planner import Distribution, Workload
 from pdd_runtime.planner.pool_model import PoolModel
 from pdd_runtime.planner.simulate import METRICS, Histogram, Outcome, Scenario, Simulated, repeat, simulate
 from pdd_runtime.planner.simulate.decode import Sequence
@@ -54,6 +54,29 @@ def test_the_figures_are_those_of_the_single_requests(scenario: Make) -> None:
     ]
     assert near[0] <= made.within(0.3, 0.012) * 500 <= near[1]
     assert near[0] <= both <= near[1]
+
+
+def test_conversations_are_asked_as_evenly_at_the_end_as_before(scenario: Make) -> None:
+    """Where the sessions that make so many requests are followed to their ends, only a few are left in the end."""
+    even, whole = (
+        simulate(
+            scenario(), TALKS.model_copy(update={"think": Distribution.fixed(60)}), requests=300, whole_sessions=to_end
+        )
+        for to_end in (False, True)
+    )
+    assert even.answered == whole.answered == 300
+    assert even.offered_rate > 1.2 * whole.offered_rate
+
+
+def test_without_a_warm_up_it_is_what_a_bench_sends(scenario: Make) -> None:
+    seen: list[Outcome] = []
+    simulate(scenario(), TALKS, requests=50, seed=4, warmup=0, observe=seen.append)
+    asked = {
+        (session.number, number): (turn.prompt, turn.output)
+        for session in TALKS.sessions(50, 4)
+        for number, turn in enumerate(session.turns)
+    }
+    assert {(one.session, one.turn): (one.prompt, one.output) for one in seen} == asked
 
 
 def test_a_conversation_finds_its_history_on_main_and_its_prompts_on_prefill(scenario: Make) -> None:
