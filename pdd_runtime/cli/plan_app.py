@@ -38,7 +38,7 @@ def plan(
     ] = True,
     output: Output = Format.table,
 ) -> None:
-    """Search the cheapest deployment that keeps a promise: how many workers, on which chips, over which links. The same
+    """Search the cheapest deployment that keeps a promise. How many workers, on which chips, over which links: the same
     plan gives the same answer. docs/planner.md has the plan's keys."""
     from pdd_runtime.cli.plan import PlanOptions, run_plan
 
