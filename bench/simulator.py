@@ -69,7 +69,6 @@ CASES = {
                 "new": 250,
                 "think": "exponential(8)",
                 "rate": 0.65,
-                "warmup": 8,
             }
         ),
         requests=250,
@@ -144,16 +143,18 @@ class Watching:
 
 
 async def measure(name: str, case: Case, graph: Graph, seed: int) -> tuple[Profile, GraphReport]:
-    """The graph's profile, and what became of the workload."""
+    """The graph's profile, and what became of the workload. Brought up for each: routing goes by what workers have
+    measured of late, which after a profile is no workload's."""
     plugins, watching = load_plugins(), Watching(name, case.requests)
+    source = str(case.graph)
     with TemporaryDirectory(prefix="pdd-simulator-", ignore_cleanup_errors=True) as directory:
         base = Path(directory)
-        up = running(graph, str(case.graph), plugins, base, lambda status: watching.starting(name, status))
-        async with up as url:
-            async with RunningGraph(GraphState(graph.name, base)) as connected:
-                profile = await Profiling(connected, url, case.extent, watching.told).run()
-            target = Target(name, graph, url=url)
-            measured = await bench([target], case.workload, case.requests, seed, plugins, watching)
+        async with (
+            running(graph, source, plugins, base, lambda status: watching.starting(name, status)) as url,
+            RunningGraph(GraphState(graph.name, base)) as connected,
+        ):
+            profile = await Profiling(connected, url, case.extent, watching.told).run()
+    measured = await bench([Target(name, graph, source)], case.workload, case.requests, seed, plugins, watching)
     return profile, report(case.workload, case.requests, seed, measured).graphs[name]
 
 
