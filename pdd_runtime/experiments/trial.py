@@ -118,17 +118,17 @@ class Trial:
             ratio, difference = _both(old.ratio_interval, ratio), _both(old.difference_interval, difference)
         if old is not None and old.decided_at is not None:
             return Verdict(old.word, effect, critical, old.decided_at, ratio, difference)
-        word = self._word(ratio)
+        word = self._word(effect.ratio, ratio)
         return Verdict(word, effect, critical, None if word is Word.open else self.asked, ratio, difference)
 
-    def _word(self, ratio: Interval) -> Word:
-        low, high = ratio
+    def _word(self, ratio: float, interval: Interval) -> Word:
+        low, high = interval
         matters = 1 + self.rules.minimum_effect
-        if high < 1 / matters:
+        if low >= 1 / matters and high <= matters:
+            return Word.same
+        if high < 1 and ratio <= 1 / matters:
             return Word.better
-        if low > matters:
-            return Word.worse
-        return Word.same if low >= 1 / matters and high <= matters else Word.open
+        return Word.worse if low > 1 and ratio >= matters else Word.open
 
 
 def verdict_of(verdicts: Iterable[Verdict]) -> Word | None:
