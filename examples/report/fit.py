@@ -156,7 +156,7 @@ def _line() -> Table:
     least = handoff["kv"]["min"] - handoff["kv"]["copies"] - rtt / 2
 
     def mean(kind: str, figure: str, **changes: float) -> float:
-        runs = [transfer_run(kind, fitted_line(**changes), seed) for seed in SEEDS[:PAIRED]]
+        runs = [transfer_run(kind, fitted_line(**changes), seed) for seed in SEEDS]
         return float(np.mean([transfer_figures(each)[figure] for each in runs]))
 
     pool = {value: mean("skewed", "pool", fresh=value) for value in (used.fresh - 0.02, used.fresh, used.fresh + 0.02)}
