@@ -24,7 +24,7 @@ from pdd_runtime.planner import read_workload
 from tests.cli.shell import Cli, read_until
 from tests.experiments.graphs import AGGREGATED, ENGINE, PDD, TOKEN_TIME
 
-SLOWER = f"--set=B:spec.pools.main.engine.config.token_time={1.25 * TOKEN_TIME}"
+SLOWER = f"--set=B:spec.pools.main.engine.config.token_time={2 * TOKEN_TIME}"
 PRICES = "unit: X\nnodes: {H100: 8.0, H200: [9.6, 10.4]}\nline: 0.35\n"
 
 
