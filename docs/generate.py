@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
-from pydantic import BaseModel, WithJsonSchema
+from pydantic import BaseModel, PlainSerializer
 from pydantic_core import PydanticUndefined
 from typer.models import ArgumentInfo
 
 from pdd_runtime.cli.app import app
 from pdd_runtime.graph import models
-from pdd_runtime.graph.units import write_duration, write_size
+from pdd_runtime.graph.units import write_size
 from pdd_runtime.planner import hardware, model_spec, plan_spec, prices, profile, workload
 from pdd_runtime.planner.traces import trace
 from pdd_runtime.plugins import load_plugins
@@ -76,8 +76,9 @@ def _default(field: Any) -> str:
         return f"`{{plugin: {value.plugin}}}`"
     if value in (None, (), {}, "") or isinstance(value, BaseModel):
         return "–"
-    if isinstance(value, float) and (value == 0.0 or any(isinstance(each, WithJsonSchema) for each in field.metadata)):
-        return f"`{write_duration(value)}`"
+    written = next((each for each in field.metadata if isinstance(each, PlainSerializer)), None)
+    if written is not None:
+        return f"`{written.func(value)}`"
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
     return f"`{json.dumps(value) if isinstance(value, bool) else value}`"
