@@ -11,7 +11,16 @@ from typer.core import TyperGroup
 from pdd_runtime.cli import complete
 from pdd_runtime.cli.ab_live_app import add_live
 from pdd_runtime.cli.console import Consoles
-from pdd_runtime.cli.options import Driver, DriverOption, ReportFormat, examples
+from pdd_runtime.cli.options import (
+    Driver,
+    DriverOption,
+    ReportFile,
+    ReportFormat,
+    ReportOutput,
+    WaitTimeout,
+    WorkloadSpec,
+    examples,
+)
 
 
 class FilesOrCommand(TyperGroup):
@@ -55,12 +64,7 @@ def ab(
             autocompletion=complete.graph_files,
         ),
     ] = None,
-    workload: Annotated[
-        str,
-        typer.Option(
-            "--workload", "-w", metavar="SPEC", help="A YAML or JSON file, or e.g. prompt=1000,output=100,rate=0.5."
-        ),
-    ] = "prompt=500,output=50",
+    workload: WorkloadSpec = "prompt=500,output=50",
     requests: Annotated[
         int, typer.Option("--requests", "-n", min=1, help="How many at most, of each graph; fewer, where that decides.")
     ] = 100,
@@ -112,14 +116,9 @@ def ab(
         ),
     ] = None,
     driver: DriverOption = Driver.own,
-    wait_timeout: Annotated[
-        float | None,
-        typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Fail a graph that takes longer to be ready."),
-    ] = None,
-    output: Annotated[ReportFormat, typer.Option("--format", help="How to print it.")] = ReportFormat.table,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report here instead of to stdout.")
-    ] = None,
+    wait_timeout: WaitTimeout = None,
+    output: ReportOutput = ReportFormat.table,
+    out: ReportFile = None,
 ) -> None:
     """Say whether one graph is better than another. They get the same requests in turn, pair by pair, until it is
     clear, or the requests are used up."""

@@ -11,7 +11,9 @@ import typer
 from pdd_runtime import __version__
 from pdd_runtime.cli import (
     ab_app,
+    bench_app,
     certs_app,
+    chaos_app,
     complete,
     keys_app,
     plan_app,
@@ -24,17 +26,15 @@ from pdd_runtime.cli import (
 from pdd_runtime.cli.console import Consoles
 from pdd_runtime.cli.options import (
     Drawing,
-    Driver,
-    DriverOption,
     Format,
     GraphFile,
     Name,
     Output,
     Overrides,
     Patience,
-    ReportFormat,
     Running,
     Surge,
+    WaitTimeout,
     examples,
 )
 
@@ -92,10 +92,7 @@ def up(
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it in the background and return.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Like -d, but return when requests are answered.")] = False,
-    wait_timeout: Annotated[
-        float | None,
-        typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Fail when it takes longer to be ready."),
-    ] = None,
+    wait_timeout: WaitTimeout = None,
     ask: Annotated[
         str | None,
         typer.Option(
@@ -353,127 +350,8 @@ def cancel(
     run(request, graph, output is Format.json, Consoles())
 
 
-@app.command(
-    epilog=examples(
-        "pdd-runtime bench graphs/pd-cross.yaml graphs/quickstart.yaml "
-        "--workload prompt=1000,output=100,rate=0.2 --requests 30",
-        "pdd-runtime bench --url http://127.0.0.1:8000 --workload chat.yaml --format html --out report.html",
-    )
-)
-def bench(
-    graphs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="GRAPH",
-            help="The graphs' YAML files; the first is what others are compared with.",
-            autocompletion=complete.graph_files,
-        ),
-    ] = None,
-    workload: Annotated[
-        str,
-        typer.Option(
-            "--workload", "-w", metavar="SPEC", help="A YAML or JSON file, or e.g. prompt=1000,output=100,rate=0.5."
-        ),
-    ] = "prompt=1000,output=100",
-    requests: Annotated[int, typer.Option("--requests", "-n", min=1, help="How many, of each graph.")] = 20,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed makes the same requests.")] = 0,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="[FILE:]PATH=VALUE", help="As for `up`; with FILE (without .yaml), for that graph only."
-        ),
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="Measure the graph that runs here, bring none up.")
-    ] = None,
-    driver: DriverOption = Driver.own,
-    wait_timeout: Annotated[
-        float | None,
-        typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Fail a graph that takes longer to be ready."),
-    ] = None,
-    output: Annotated[ReportFormat, typer.Option("--format", help="How to print it.")] = ReportFormat.table,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report here instead of to stdout.")
-    ] = None,
-) -> None:
-    """Measure graphs under the same load, and compare them. They are brought up one after the other."""
-    from pdd_runtime.cli.bench import BenchOptions, run_bench
-
-    options = BenchOptions(
-        graphs or [], workload, requests, seed, overrides or [], url, wait_timeout, output.value, out, driver.value
-    )
-    raise typer.Exit(run_bench(options, Consoles()))
-
-
-@app.command(
-    epilog=examples(
-        "pdd-runtime chaos graphs/two-by-two.yaml --for 10m --kill-every 20s",
-        "pdd-runtime chaos graphs/quickstart.yaml --faults kill,hang,cut --seed 7 --format json > chaos.json",
-        "pdd-runtime chaos quickstart --strike-running --for 1m",
-    )
-)
-def chaos(
-    graph: Annotated[
-        str,
-        typer.Argument(
-            metavar="GRAPH|NAME",
-            help="A graph's file, which is brought up for it, or the name of one that runs.",
-            autocompletion=complete.names_and_files,
-        ),
-    ],
-    span: Annotated[str, typer.Option("--for", metavar="TIME", help="How long there are faults: 30s, 10m, 1h.")] = "1m",
-    every: Annotated[
-        str, typer.Option("--kill-every", metavar="TIME", help="From one fault to the next, about.")
-    ] = "20s",
-    faults: Annotated[
-        str, typer.Option("--faults", metavar="KIND,…", help="Which: kill, hang, cut, cluster, etcd, disk.")
-    ] = "kill",
-    lasting: Annotated[
-        str, typer.Option("--lasting", metavar="TIME", help="How long those faults last that do.")
-    ] = "5s",
-    streams: Annotated[int, typer.Option("--streams", min=1, max=1000, help="How many answers at once.")] = 8,
-    workload: Annotated[
-        str, typer.Option("--workload", "-w", metavar="SPEC", help="Lengths of prompts and answers, as for `bench`.")
-    ] = "prompt=uniform(100, 500),output=uniform(100, 300),timeout=120",
-    longest_gap: Annotated[
-        str, typer.Option("--longest-gap", metavar="TIME", help="A longer wait between two tokens is no pass.")
-    ] = "2s",
-    recovery: Annotated[
-        str, typer.Option("--recovery", metavar="TIME", help="For all to be ready again after the last fault.")
-    ] = "2m",
-    seed: Annotated[int, typer.Option("--seed", help="The same seed makes the same requests and faults.")] = 0,
-    overrides: Overrides = None,
-    wait_timeout: Annotated[
-        float | None,
-        typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Fail when it takes longer to be ready."),
-    ] = None,
-    strike_running: Annotated[
-        bool, typer.Option("--strike-running", help="Strike a graph that runs already. Its users will feel it.")
-    ] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave it up afterwards, for `timeline` and `logs`.")] = False,
-    output: Output = Format.table,
-) -> None:
-    """Make faults in a graph, and say whether its users notice. Every answer of the live traffic is compared with the
-    same one undisturbed, token for token. Ctrl-C ends it early, with a verdict."""
-    from pdd_runtime.cli.chaos import ChaosOptions, duration, run_chaos
-    from pdd_runtime.experiments.chaos import ChaosPlan
-
-    plan = ChaosPlan(
-        span=duration(span),
-        every=duration(every),
-        kinds=tuple(dict.fromkeys(kind.strip() for kind in faults.split(",") if kind.strip())),
-        lasting=duration(lasting),
-        streams=streams,
-        seed=seed,
-        longest_gap=duration(longest_gap),
-        recovery=duration(recovery),
-    )
-    options = ChaosOptions(
-        graph, plan, workload, overrides or [], wait_timeout, strike_running, keep, output is Format.json
-    )
-    raise typer.Exit(run_chaos(options, Consoles()))
-
-
+app.command(epilog=bench_app.EXAMPLES)(bench_app.bench)
+app.command(epilog=chaos_app.EXAMPLES)(chaos_app.chaos)
 app.add_typer(ab_app.app, name="ab")
 app.add_typer(certs_app.app, name="certs")
 app.add_typer(keys_app.app, name="keys")

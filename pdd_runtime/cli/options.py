@@ -89,6 +89,26 @@ Surge = Annotated[
         help="Start a replacement beside the old worker, or drain that first. Default: beside it where it is alone.",
     ),
 ]
+GraphOrName = Annotated[
+    str,
+    typer.Argument(
+        metavar="GRAPH|NAME",
+        help="A graph's file, which is brought up for it, or the name of one that runs.",
+        autocompletion=complete.names_and_files,
+    ),
+]
+WaitTimeout = Annotated[
+    float | None,
+    typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Fail a graph that takes longer to be ready."),
+]
+WorkloadSpec = Annotated[
+    str,
+    typer.Option("--workload", "-w", metavar="SPEC", help="A file, a name, or e.g. prompt=1000,output=100,rate=0.5."),
+]
+ReportOutput = Annotated[ReportFormat, typer.Option("--format", help="How to print it.")]
+ReportFile = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report here instead of to stdout.")
+]
 DriverOption = Annotated[
     Driver, typer.Option("--driver", help="Who sends the requests. `aiperf` must be installed: docs/benchmarks.md.")
 ]

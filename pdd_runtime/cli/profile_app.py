@@ -7,9 +7,15 @@ from typing import Annotated
 
 import typer
 
-from pdd_runtime.cli import complete
 from pdd_runtime.cli.console import Consoles
-from pdd_runtime.cli.options import Format, Output, Overrides, examples
+from pdd_runtime.cli.options import (
+    Format,
+    GraphOrName,
+    Output,
+    Overrides,
+    WaitTimeout,
+    examples,
+)
 
 EXAMPLES = examples(
     "pdd-runtime profile graphs/quickstart.yaml",
@@ -18,14 +24,7 @@ EXAMPLES = examples(
 
 
 def profile(
-    graph: Annotated[
-        str,
-        typer.Argument(
-            metavar="GRAPH|NAME",
-            help="A graph's file, which is brought up for it, or the name of one that runs.",
-            autocompletion=complete.names_and_files,
-        ),
-    ],
+    graph: GraphOrName,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Where to write the profile. Default: NAME.profile.yaml."),
@@ -41,10 +40,7 @@ def profile(
     ] = 3,
     seed: Annotated[int, typer.Option("--seed", help="The same seed makes the same prompts.")] = 0,
     overrides: Overrides = None,
-    wait_timeout: Annotated[
-        float | None,
-        typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Fail when it takes longer to be ready."),
-    ] = None,
+    wait_timeout: WaitTimeout = None,
     output: Output = Format.table,
 ) -> None:
     """Measure how fast a graph's engines and links are. The simulator and the planner take what it writes. Nobody else
