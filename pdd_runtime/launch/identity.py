@@ -21,7 +21,8 @@ def birth(pid: int) -> str:
             return ""
         # After the command in brackets, which may hold anything: state, then fields 4 to 52 of proc(5).
         state, *fields = stat.rpartition(")")[2].split()
-        return "" if state in "ZX" else fields[18]
+        # Dead is a process whose last thread is: the first one's end alone closes no socket.
+        return "" if state in "ZX" and int(fields[16]) <= 1 else fields[18]
     shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     state, _, began = shown.stdout.strip().partition(" ")
     return "" if state.startswith("Z") else began.strip()

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tests.waiting import PATIENCE
 
 GRAPH = """\
@@ -123,3 +125,11 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.05)
+
+
+def has_route(url: str) -> bool:
+    """Whether the frontend there says that it can serve. Its launcher has the port a moment before it listens."""
+    try:
+        return httpx.get(f"{url}/ready", timeout=PATIENCE).is_success
+    except httpx.ConnectError:
+        return False

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from pdd_runtime.testing.etcd_server import EtcdServer, find_etcd
-from tests.cli.shell import GRAPH, Cli, Result, read_until, running, until
+from tests.cli.shell import GRAPH, Cli, Result, has_route, read_until, running, until
 from tests.cli.stream_load import StreamLoad
 from tests.waiting import PATIENCE
 
@@ -101,7 +101,7 @@ def test_two_launchers_make_one_graph_and_each_has_its_own_part(
     assert (second.code, second.err) == (0, "")
     until(lambda: cli.launcher("two@dc-a")["url"])
     url = cli.launcher("two@dc-a")["url"]
-    until(lambda: httpx.get(f"{url}/ready", timeout=PATIENCE).is_success)
+    until(lambda: has_route(url))
     assert [process["pool"] for process in cli.ps("two@dc-a")] == ["prefill", "relay", "frontend"]
     assert [process["pool"] for process in cli.ps("two@dc-b")] == ["main"]
     assert completion(url, 40)["route"] == "P-RLD-MD"

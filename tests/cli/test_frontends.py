@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from pdd_runtime.testing.etcd_server import EtcdServer, find_etcd
-from tests.cli.shell import Cli, until
+from tests.cli.shell import Cli, has_route, until
 from tests.waiting import PATIENCE
 
 pytestmark = [
@@ -57,7 +57,7 @@ def ready(cli: Cli, cluster: str) -> str:
     """Its frontend's URL, as soon as that answers."""
     until(lambda: cli.launcher(f"doors@{cluster}")["url"])
     url: str = cli.launcher(f"doors@{cluster}")["url"]
-    until(lambda: httpx.get(f"{url}/ready", timeout=PATIENCE).is_success)
+    until(lambda: has_route(url))
     return url
 
 

@@ -12,6 +12,7 @@ from pdd_runtime.errors import LaunchError
 from pdd_runtime.launch.identity import alive, birth
 from pdd_runtime.launch.leftovers import end_left
 from pdd_runtime.launch.state import AlreadyRunningError, GraphState, Launcher, Recorded
+from tests.cli.shell import until
 from tests.waiting import PATIENCE
 
 
@@ -32,6 +33,22 @@ def sleeper(code: str = "") -> subprocess.Popen[bytes]:
     assert process.stdout is not None
     process.stdout.readline()
     return process
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads outlive the first one on Linux")
+def test_a_process_lives_as_long_as_any_of_its_threads() -> None:
+    """What it has open, a port say, stays open until then."""
+    source = """
+import ctypes, os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0))).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    process = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE)
+    born = birth(process.pid)
+    until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    assert birth(process.pid) == born
+    process.communicate()
+    assert birth(process.pid) == ""
 
 
 def test_a_process_is_known_by_pid_and_birth() -> None:
