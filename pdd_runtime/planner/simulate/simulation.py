@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
-from pdd_runtime.planner.session import Session
 from pdd_runtime.planner.simulate.outcome import METRICS, Outcome
 from pdd_runtime.planner.simulate.recorder import Recorder
 from pdd_runtime.planner.simulate.repeated import Repeated
 from pdd_runtime.planner.simulate.scenario import Scenario
 from pdd_runtime.planner.simulate.simulated import LinkUse, Metric, PoolUse, Simulated
 from pdd_runtime.planner.simulate.world import World
-from pdd_runtime.planner.workload import Workload
+from pdd_runtime.planner.workload import Workload, first
 
 WARMUP = 0.1
 """Of the requests, so many more go before those that are measured."""
@@ -45,7 +44,7 @@ def simulate(
     recorder = Recorder(before, requests, observe)
     sessions = workload.stream(seed)
     if not before if whole_sessions is None else whole_sessions:
-        sessions = _limited(sessions, before + requests)
+        sessions = first(sessions, before + requests)
     world = World(scenario, recorder, sessions, workload.users, apart=workload.trace is None)
     if scenario.warm:
         _warm(world, workload, seed)
@@ -68,18 +67,6 @@ def _warm(world: World, workload: Workload, seed: int) -> None:
     for worker in world.workers.values():
         for chain, tokens in seen.items():
             worker.cache.take(((chain, tokens),))
-
-
-def _limited(sessions: Iterator[Session], requests: int) -> Iterator[Session]:
-    """The first ones that have so many requests together; the last is cut."""
-    left = requests
-    for session in sessions:
-        turns = session.turns
-        if len(turns) >= left:
-            yield session._replace(turns=turns[:left])
-            return
-        left -= len(turns)
-        yield session
 
 
 @contextmanager
