@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -277,7 +278,8 @@ async def test_a_relay_serves_what_main_can_never_take_over(
     assert answer.tokens == expected.tokens
     assert answer.timeline["tokens"]["main"] == 0
     assert "goes on without main" in events(answer.timeline)
-    assert len(answer.timeline["recoveries"]) == 3
+    # Who says that the offer has expired, its giver or its reader, is a race; each may fail so often in a row.
+    assert max(Counter(recovery["role"] for recovery in answer.timeline["recoveries"]).values()) == 3
 
 
 Condition = Callable[[dict[str, Any]], bool]
