@@ -26,9 +26,6 @@ _REFUSED = (429, 503)
 _KEPT = 256
 """Requests after which what has been measured so far is left out of garbage collection: one that looks at many
 timelines stops the stopwatch for seconds."""
-_KEPT = 256
-"""Requests after which what has been measured so far is left out of garbage collection: one that looks at many
-timelines stops the stopwatch for seconds."""
 _FIRST_LOOK, _LAST_LOOK = 0.05, 1.0
 """Seconds between two looks at a timeline: doubled from the first to the last."""
 

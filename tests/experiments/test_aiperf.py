@@ -13,7 +13,7 @@ from pdd_runtime.experiments.aiperf import COMMAND, AiperfError, read_record, re
 from pdd_runtime.experiments.client import API_KEY
 from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.planner import read_workload
-from tests.cli.shell import Cli
+from tests.cli.shell import Cli, Result
 from tests.experiments.graphs import AGGREGATED, TOKEN_TIME
 
 AIPERF = shutil.which(os.environ.get(COMMAND, "aiperf"))
@@ -42,17 +42,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     command = tmp_path / "aiperf"
     command.touch(mode=0o755)
     monkeypatch.setenv(COMMAND, str(command))
-    monkeypatch.delenv(API_KEY, raising=False)
     return command
 
 
-def test_what_it_cannot_send_is_refused(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_cannot_send_is_refused(installed: Path) -> None:
     assert require_aiperf(read_workload("prompt=10").sessions(3, 0)) == str(installed)
     with pytest.raises(AiperfError, match="several turns"):
         require_aiperf(read_workload("prompt=10,turns=2").sessions(3, 0))
-    monkeypatch.setenv(API_KEY, "sk-1")
-    with pytest.raises(AiperfError, match=API_KEY):
-        require_aiperf(read_workload("prompt=10").sessions(3, 0))
 
 
 def packet(*tokens: int) -> dict[str, str]:
@@ -96,6 +92,65 @@ def test_a_record_of_a_failure_is_one(record: dict[str, object], words: str) -> 
     times = {"conversation_id": "0", "request_start_ns": 1, "request_end_ns": 2}
     read_record({"metadata": times, "start_perf_ns": 0, **record}, outcome, 0.0)
     assert outcome.error == words
+
+
+WATCHED = """#!/bin/sh
+# Runs aiperf, and keeps what others could read: its arguments, and the files in which the key stands.
+echo "$@" > {kept}/arguments
+cp run.json {kept}/
+{aiperf} "$@"
+code=$?
+grep -rlF -e "$PDD_API_KEY" . > {kept}/files
+exit $code
+"""
+
+
+class Guarded:
+    """A graph that asks for a key, and an aiperf that is watched."""
+
+    def __init__(self, cli: Cli, aiperf: str) -> None:
+        self.key = str(json.loads(cli("keys", "add", "alice", "--format", "json").out)["key"])
+        sets = ("--set", "spec.frontend.port=0", "--set", "spec.frontend.keys=keys.jsonl")
+        up = cli("up", "one.yaml", *sets, "-d", "--wait", timeout=120)
+        assert up.code == OK, up.err
+        self._cli, self._command = cli, cli.directory / "watched"
+        self._command.write_text(WATCHED.format(kept=cli.directory, aiperf=aiperf))
+        self._command.chmod(0o755)
+
+    def bench(self, driver: str) -> Result:
+        url = str(self._cli.launcher("one-pool")["url"])
+        done = self._cli(
+            *("bench", "--url", url, "-w", "prompt=100,output=12,warmup=1", "-n", "4", "--driver", driver),
+            *("--format", "json"),
+            timeout=400,
+            env={COMMAND: str(self._command), API_KEY: self.key},
+        )
+        assert self.key not in done.out + done.err
+        return done
+
+    def hidden(self) -> bool:
+        """Whether aiperf was told where the key is, and no file or argument has it."""
+        kept = {name: (self._cli.directory / name).read_text() for name in ("arguments", "run.json", "files")}
+        return API_KEY in kept["run.json"] and self.key not in "".join(kept.values()) and kept["files"] == ""
+
+
+def test_a_key_stands_in_no_argument_and_in_no_file(cli: Cli) -> None:
+    guarded = Guarded(cli, aiperf="false")
+    assert "aiperf has written no records" in guarded.bench("aiperf").err
+    assert guarded.hidden()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(AIPERF is None, reason=f"aiperf is not installed: name it by {COMMAND}")
+def test_a_graph_that_asks_for_a_key_is_measured_by_both_drivers(cli: Cli) -> None:
+    guarded = Guarded(cli, str(AIPERF))
+    for driver in ("own", "aiperf"):
+        done = guarded.bench(driver)
+        assert done.code == OK, done.err
+        graph = next(iter(json.loads(done.out)["graphs"].values()))
+        assert (graph["requests"], graph["errors"]) == (4, 0)
+    assert guarded.hidden()
 
 
 @pytest.mark.slow
