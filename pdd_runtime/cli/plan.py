@@ -18,7 +18,7 @@ from pdd_runtime.errors import PddError
 from pdd_runtime.planner.cost import PriceError
 from pdd_runtime.planner.figures import FigureError
 from pdd_runtime.planner.plan_html import to_html
-from pdd_runtime.planner.plan_report import PlanReport, pools, ranged, told
+from pdd_runtime.planner.plan_report import PlanReport, changed, pools, ranged, told, traits
 from pdd_runtime.planner.plan_spec import PlanError
 from pdd_runtime.planner.profile import ProfileError
 from pdd_runtime.planner.search.crew import crew
@@ -28,6 +28,7 @@ from pdd_runtime.planner.search.setting import Setting, judge
 from pdd_runtime.planner.workload_error import WorkloadError
 
 if TYPE_CHECKING:
+    from pdd_runtime.planner.search.deployment import Deployment
     from pdd_runtime.planner.search.otherwise import WhatIf
 
 
@@ -110,11 +111,11 @@ class Bar:
 
 
 def tables(report: PlanReport) -> RenderableType:
-    """The best, the front, what binds, what if."""
-    parts: list[RenderableType] = [_head(report), Text(), _front(report)]
+    """The best, whether a relay pays, the front, what binds, what if."""
+    parts: list[RenderableType] = [_head(report), Text(), _relay(report), Text(), _front(report)]
     if report.what_if is not None:
-        parts += [Text(), _binds(report.what_if), Text(), _others(report.what_if), Text(), _falls(report.what_if)]
-        parts += [Text(), *(Text(sentence) for sentence in report.sentences)]
+        parts += [Text(), _binds(report.what_if), Text(), _others(report), Text(), _falls(report.what_if)]
+    parts += [Text(), *(Text(sentence) for sentence in report.sentences)]
     sources = dict.fromkeys(f"times of {', '.join(_of(report, each))}: {each}" for each in report.sources.values())
     return Group(*parts, Text(), *(Text(source, "dim") for source in sources))
 
@@ -128,41 +129,68 @@ def _head(report: PlanReport) -> Table:
     verdict, unit = best.verdict, report.unit
     rows = {
         "best": pools(best),
-        **{name: trait for name, trait in best.family.traits.items() if name not in best.graph.spec.pools},
+        "": traits(best),
         "promise": report.promise,
         "goodput": f"{best.goodput:.3g} requests/s ({ranged(best.interval, '.3g')})",
         "cost": f"{ranged(best.cost.total)} {unit}",
         "goodput / cost": f"{ranged(best.bcr)} requests/s for each {unit}",
-        "first token": " / ".join(f"{verdict.ttft[key]:.3g} s" for key in ("p50", "p90", "p99"))
-        + "  (P50 / P90 / P99)",
-        "each token": " / ".join(f"{verdict.tpot[key] * 1e3:.3g} ms" for key in ("p50", "p90", "p99")),
+        "first token": " / ".join(f"{verdict.ttft[key]:.3g} s" for key in _SHOWN) + "  (P50 / P90 / P99)",
+        "each token": " / ".join(f"{verdict.tpot[key] * 1e3:.3g} ms" for key in _SHOWN if verdict.tpot),
         "relay's tokens": f"{verdict.relay_share:.1%}",
         "cached": ", ".join(f"{hit:.1%} at {tier}" for tier, hit in verdict.hits.items()),
         "searched": f"{report.found.deployments} deployments by {report.found.trials} simulations",
     }
     for title, text in rows.items():
+        if not text:
+            continue
         table.add_row(Text(title, "dim"), Text(text))
     return table
 
 
+def _relay(report: PlanReport) -> Table:
+    answer = report.found.relay
+    table = _table("Does a relay pay?", *_columns(report), "relay's tokens")
+    for name, each in (("without: ", answer.without), ("with: ", answer.beside)):
+        if each is None:
+            table.add_row(Text(f"{name}none"))
+            continue
+        share = "" if each.verdict.relay_share == 0 else f"{each.verdict.relay_share:.1%}"
+        cost, served, *rest = _figures(each)
+        served = f"{served} ({ranged(each.interval, '.3g')})"
+        table.add_row(_named(name, each, bold=each is report.found.best), cost, served, *rest, share)
+    if answer.cost is not None and answer.goodput is not None and answer.bcr is not None:
+        table.add_row("difference", changed(answer.cost), changed(answer.goodput), changed(answer.bcr))
+    return table
+
+
 def _front(report: PlanReport) -> Table:
-    unit = report.unit
-    table = _table("Worth their money", "cost", "requests/s", "for each " + unit, "first token P90", "each token P90")
+    table = _table("Worth their money", *_columns(report))
     given = [report.found.given] if report.found.given is not None else []
     for each in (*report.found.front, *given):
         best = each is report.found.best
-        name = Text(("▶ " if best else "  ") + pools(each), "bold" if best else "")
-        traits = [trait for key, trait in each.family.traits.items() if key not in each.graph.spec.pools]
-        name.append(f"  {', '.join(traits)}" if traits else "", "dim")
-        table.add_row(
-            name,
-            ranged(each.cost.total),
-            f"{each.goodput:.3g}",
-            ranged(each.bcr, ".3g"),
-            f"{each.verdict.ttft['p90']:.3g} s",
-            f"{each.verdict.tpot['p90'] * 1e3:.3g} ms",
-        )
+        table.add_row(_named("▶ " if best else "  ", each, bold=best), *_figures(each))
     return table
+
+
+def _columns(report: PlanReport) -> tuple[str, ...]:
+    return "cost", "requests/s", "for each " + report.unit, "first token P90", "each token P90"
+
+
+def _named(mark: str, each: Deployment, bold: bool) -> Text:
+    name = Text(mark + pools(each), "bold" if bold else "")
+    rest = traits(each)
+    return name.append(f"  {rest}" if rest else "", "dim")
+
+
+def _figures(each: Deployment) -> tuple[str, ...]:
+    verdict = each.verdict
+    return (
+        ranged(each.cost.total),
+        f"{each.goodput:.3g}",
+        ranged(each.bcr, ".3g"),
+        f"{verdict.ttft['p90']:.3g} s",
+        f"{verdict.tpot['p90'] * 1e3:.3g} ms" if verdict.tpot else "",
+    )
 
 
 def _binds(found: WhatIf) -> Table:
@@ -172,12 +200,15 @@ def _binds(found: WhatIf) -> Table:
     return table
 
 
-def _others(found: WhatIf) -> Table:
+def _others(report: PlanReport) -> Table:
+    found = report.what_if
+    assert found is not None
     table = _table("What if", "requests/s", "change", "goodput / cost")
     for each in found.others:
         table.add_row(each.what, f"{each.goodput:.3g}", f"{each.change:+.1%}", f"{each.bcr:.3g}")
     for priced in found.priced:
-        table.add_row(f"price of {priced.what}", "", Text(pools(priced.best), "dim"), f"{priced.value:.3g}")
+        best = "the same is best" if priced.best is report.found.best else pools(priced.best)
+        table.add_row(f"price of {priced.what}", f"{priced.best.goodput:.3g}", Text(best, "dim"), f"{priced.bcr:.3g}")
     return table
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pdd_runtime.planner.plan_report import PlanReport, pools, ranged
+from pdd_runtime.planner.plan_report import PlanReport, changed, pools, ranged, traits
 
 _WIDTH, _HEIGHT = 560, 240
 """Pixels of a plot's area."""
@@ -44,7 +44,14 @@ def to_html(report: PlanReport) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template("plan.html.j2").render(
-        report=report, plots=_plots(report), pools=pools, ranged=ranged, best=report.found.best
+        report=report,
+        plots=_plots(report),
+        pools=pools,
+        traits=traits,
+        ranged=ranged,
+        changed=changed,
+        best=report.found.best,
+        relay=report.found.relay,
     )
 
 

@@ -21,6 +21,7 @@ from pdd_runtime.planner.figures import FigureError
 from pdd_runtime.planner.hardware import Hardware, counted
 from pdd_runtime.planner.model_spec import ModelFigures
 from pdd_runtime.planner.prices import Prices
+from pdd_runtime.planner.simulate.scenario import LOCAL_RATE
 
 _SPAN = re.compile(r"(\d{1,4})\s*\.\.\s*(\d{1,4})")
 _MOST_CHOICES = 1025
@@ -191,6 +192,8 @@ class PlanBody(_Form):
     """What may vary, by pool."""
     links: dict[Name, LinkChoice] = {}
     """What may vary, by link."""
+    local_rate: Annotated[Bandwidth, Field(gt=0)] = LOCAL_RATE * 8
+    """How fast one transfer of KV is inside a cluster, from prefill to relay: a relay can hide only what is slower."""
     routing: Plugins | None = None
     """Routing policies to try; by default the graph's."""
     handoff: Plugins | None = None

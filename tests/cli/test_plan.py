@@ -67,7 +67,7 @@ def test_ctrl_c_ends_all_processes_and_writes_nothing(cli: Cli, plan: Path) -> N
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
-    assert "looks for" in process.stderr.readline()
+    assert "measures what it found" in process.stderr.readline()
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(PATIENCE) == 130
     assert "Traceback" not in process.stderr.read()

@@ -164,15 +164,15 @@ def test_the_cheapest_is_as_cheap_as_trying_everything_finds(rate: float) -> Non
         price(each) for each in every if tiers(dict(zip(kinds[each.family].pools, each.sizes, strict=True)), rate)
     )
     looked = trials(kinds, tiers)
-    found = cheapest(looked, price, [rate])[rate]
+    found = cheapest(looked, price, [rate], range(len(kinds)))[rate]
     assert found is not None
     assert price(found) == least
     assert looked.done < len(every) / 5
 
 
 def test_a_rate_that_nothing_serves_has_no_cheapest() -> None:
-    assert cheapest(trials(made(), tiers), cost(made()), [100.0]) == {100.0: None}
-    assert cheapest(trials(made(), lambda sizes, rate: False), cost(made()), [5.0]) == {5.0: None}
+    assert cheapest(trials(made(), tiers), cost(made()), [100.0], range(2)) == {100.0: None}
+    assert cheapest(trials(made(), lambda sizes, rate: False), cost(made()), [5.0], range(2)) == {5.0: None}
 
 
 def test_goodput_is_found_to_its_part_wherever_the_guess_was() -> None:

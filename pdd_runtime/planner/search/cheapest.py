@@ -21,10 +21,10 @@ Cost = Callable[[Candidate], float]
 
 
 class Cheapest:
-    """At one rate, over all families to choose from, those first that seem cheapest."""
+    """At one rate, over some families, those first that seem cheapest."""
 
-    def __init__(self, trials: Trials, cost: Cost, rate: float) -> None:
-        self._trials, self._cost, self._rate = trials, cost, rate
+    def __init__(self, trials: Trials, cost: Cost, rate: float, among: Sequence[int]) -> None:
+        self._trials, self._cost, self._rate, self._among = trials, cost, rate, among
         self._best: Candidate | None = None
         self._asked = 0
 
@@ -40,7 +40,8 @@ class Cheapest:
 
     def _order(self) -> list[int]:
         guessed = []
-        for family, bounds in enumerate(self._trials.bounds[: self._trials.choices]):
+        for family in self._among:
+            bounds = self._trials.bounds[family]
             sizes = bounds.least(self._rate, FILL) or bounds.least(self._rate, 1.0)
             if sizes is not None:
                 guessed.append((self._cost(Candidate(family, sizes)), family))
@@ -137,7 +138,7 @@ def _with(candidate: Candidate, axis: int, size: int) -> Candidate:
     return candidate._replace(sizes=(*candidate.sizes[:axis], size, *candidate.sizes[axis + 1 :]))
 
 
-def cheapest(trials: Trials, cost: Cost, rates: Sequence[float]) -> dict[float, Candidate | None]:
-    """For each rate."""
-    steps = {rate: Cheapest(trials, cost, rate).find() for rate in rates}
+def cheapest(trials: Trials, cost: Cost, rates: Sequence[float], among: Sequence[int]) -> dict[float, Candidate | None]:
+    """For each rate, among the families of these numbers."""
+    steps = {rate: Cheapest(trials, cost, rate, among).find() for rate in rates}
     return trials.together("looks for the cheapest", steps)

@@ -23,8 +23,6 @@ from pdd_runtime.planner.prices import Prices
 
 MOST = 512
 """Families of one plan."""
-AS_GIVEN: Mapping[str, Kind] = {}
-"""The kinds of the graph as it is."""
 Data = dict[str, Any]
 Sizes = tuple[int, ...]
 """Workers of each pool of a family, in its order."""
@@ -76,11 +74,45 @@ def families(plan: Plan, loaded: LoadedGraph, document: Document) -> tuple[Famil
     """All that the plan lets vary, and that make a right graph. Raises `PlanError` with the place in the plan, and what
     is wrong with the graphs where none is right."""
     check_names(plan, loaded, document)
+    return _families(plan, loaded, document, {})
+
+
+def without_relays(plan: Plan, loaded: LoadedGraph, document: Document) -> tuple[Family, ...]:
+    """The same without any relay, whatever the plan's counts of them are. Raises `PlanError` as `families` does."""
+    return _families(plan, loaded, document, {name: [(name, None)] for name in relays(loaded.graph)})
+
+
+def with_relays(plan: Plan, loaded: LoadedGraph, document: Document) -> tuple[Family, ...]:
+    """The same with as many relays as the graph has, where the plan has none. Raises `PlanError` as `families` does."""
+    pools = loaded.graph.spec.pools
+    there: dict[str, list[tuple[str, Any]]] = {
+        name: [(name, ((pools[name].replicas,), kind)) for kind in _choice(plan, name).hardware or (None,)]
+        for name in relays(loaded.graph)
+    }
+    return _families(plan, loaded, document, there)
+
+
+def relays(graph: Graph) -> tuple[str, ...]:
+    """Its pools of that role."""
+    return tuple(name for name, pool in graph.spec.pools.items() if pool.role == "relay")
+
+
+def _choice(plan: Plan, pool: str) -> PoolChoice:
+    return plan.spec.pools.get(pool, PoolChoice())
+
+
+def _families(
+    plan: Plan, loaded: LoadedGraph, document: Document, instead: Mapping[str, list[tuple[str, Any]]]
+) -> tuple[Family, ...]:
+    """`instead`: by pool, its ways where they are not the plan's."""
     spec = plan.spec
     ways: list[list[tuple[str, Any]]] = []
     pools = loaded.graph.spec.pools
     for name in pools:
-        choice = spec.pools.get(name, PoolChoice())
+        if name in instead:
+            ways.append(instead[name])
+            continue
+        choice = _choice(plan, name)
         counts = choice.replicas or (pools[name].replicas,)
         some = tuple(sorted(count for count in counts if count))
         there: list[tuple[str, Any]] = [(name, (some, kind)) for kind in choice.hardware or (None,)] if some else []
@@ -127,7 +159,7 @@ def families(plan: Plan, loaded: LoadedGraph, document: Document) -> tuple[Famil
 def as_given(number: int, loaded: LoadedGraph) -> Family:
     """The plan's graph as it is, with what `set` changed: what others are compared with."""
     choices = {name: (pool.replicas,) for name, pool in loaded.graph.spec.pools.items()}
-    return Family(number, loaded.document.data, choices, AS_GIVEN, {"graph": "as it is"})
+    return Family(number, loaded.document.data, choices, {}, {"graph": "as it is"})
 
 
 def check_names(plan: Plan, loaded: LoadedGraph, document: Document) -> None:

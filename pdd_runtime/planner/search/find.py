@@ -3,62 +3,31 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import product
 
-from pdd_runtime.graph import Graph
-from pdd_runtime.planner.cost import Cost, PriceError, bcr
+from pdd_runtime.planner.cost import PriceError
 from pdd_runtime.planner.plan_spec import PlanError
-from pdd_runtime.planner.prices import Range
 from pdd_runtime.planner.search.cheapest import FILL, cheapest
 from pdd_runtime.planner.search.crew import Crew
-from pdd_runtime.planner.search.family import Family
-from pdd_runtime.planner.search.goodput import goodput, goodputs
+from pdd_runtime.planner.search.deployment import Deployment
+from pdd_runtime.planner.search.finals import Finals
+from pdd_runtime.planner.search.goodput import goodputs
 from pdd_runtime.planner.search.improve import by_bcr, improved, within
 from pdd_runtime.planner.search.point import Candidate, Point, front
+from pdd_runtime.planner.search.relay import SHORT, RelayPays, relay_pays
 from pdd_runtime.planner.search.setting import Setting
-from pdd_runtime.planner.search.trial import Verdict
 from pdd_runtime.planner.search.trials import Told, Trials
 
 LEVELS = 6
 """Rates at which the cheapest deployment is looked for."""
 FEW = 16
 """So few deployments are all looked at."""
+AGAIN = 3
+"""So often more is looked for where the longer measurement falls short of the goodput that is needed."""
 IDLE = 0.05
 """Of what the bounds allow: whoever breaks the promise at that rate breaks it at any."""
-SHORT = 0.03
-"""By which part a longer measurement may fall short of the goodput that is needed."""
-_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Half a 95 % interval in standard errors, for 2, 3, … values (Student's t); 2 for more."""
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """One that is shown."""
-
-    family: Family
-    candidate: Candidate
-    graph: Graph
-    cost: Cost
-    goodput: float
-    """Requests/s."""
-    interval: Range
-    """Where its goodput lies, by the seeds: 95 %. Of one seed both ends are alike."""
-    verdict: Verdict
-    """At its goodput."""
-
-    @property
-    def bcr(self) -> Range:
-        """By the prices' range."""
-        return bcr(self.goodput, self.cost)
-
-    @property
-    def pools(self) -> dict[str, str]:
-        """`10 x 4x8xh100` by pool."""
-        pools = self.graph.spec.pools
-        return {name: f"{pool.replicas} × {pool.hardware or 'its hardware'}" for name, pool in pools.items()}
 
 
 @dataclass(frozen=True)
@@ -70,6 +39,8 @@ class Found:
     """By cost; `best` is among them."""
     given: Deployment | None
     """The graph as it is; None: it keeps the promise at no rate, or something in it has no price."""
+    relay: RelayPays
+    """Whether a relay pays."""
     deployments: int
     """How many there were to choose from."""
     trials: int
@@ -82,11 +53,11 @@ class Finder:
     def __init__(self, setting: Setting, crew: Crew, told: Told) -> None:
         self.setting = setting
         effort, choices = setting.plan.spec.effort, setting.choices
-        self.trials = Trials(setting.families, setting.bounds, effort, crew, told, choices)
-        self._choices = setting.families[:choices]
+        self.trials = Trials(setting.families, setting.bounds, effort, crew, told)
+        self._choices = range(choices)
         self._given: Candidate | None = None
-        for given in setting.families[choices:]:
-            self._given = Candidate(choices, tuple(counts[0] for counts in given.choices.values()))
+        for given in setting.families[choices + setting.compared :]:
+            self._given = Candidate(given.number, tuple(counts[0] for counts in given.choices.values()))
         self._costs: dict[Candidate, float] = {}
 
     def cost(self, candidate: Candidate) -> float:
@@ -100,18 +71,71 @@ class Finder:
 
     def find(self) -> Found:
         """Raises `PlanError` where nothing keeps the promise, at the goodput or for the budget that is asked for."""
-        points = self._points()
-        if not points:
-            raise self._hopeless()
-        best = self._best(points)
-        finalists = [*front([*points, best])]
-        if best not in finalists:
-            finalists.append(best)
-        given = self._as_given()
-        chosen, shown = self._finals([*finalists, *given])
-        others = tuple(each for each in shown if each.candidate != self._given)
-        same = next((each for each in shown if each.candidate == self._given), None)
-        return Found(chosen, _undominated(others, chosen), same, self.deployments, self.trials.done)
+        setting, sides = self.setting, self._sides()
+        points = {relayed: self._points(families) for relayed, families in sides.items()}
+        own = [point for some in points.values() for point in some if self._chosen(point)]
+        self._enough(own, self._choices)
+        heads: dict[bool, Point] = {}
+        faults: dict[bool, str] = {}
+        for relayed, some in points.items():
+            try:
+                heads[relayed] = self._best(some, sides[relayed])
+            except PlanError as error:
+                faults[relayed] = f"{error.what}: {error.why}"
+        found = dict.fromkeys(front([*own, *(head for head in heads.values() if self._chosen(head))]))
+        finalists = [*found, *heads.values(), *self._as_given()]
+        finals = Finals(setting, self.trials, self._worthiest)
+        shown, bests = finals.measured(finalists, sides)
+        aims = dict.fromkeys(bests, setting.plan.spec.goodput or 0.0)
+        for _ in range(AGAIN):
+            more = []
+            for side, best in bests.items():
+                aims[side] *= self._short(best)
+                more += self._more(best, aims[side], sides[side])
+            if not more:
+                break
+            finalists += more
+            shown, bests = finals.measured(finalists, sides)
+        return self._found(shown, bests, faults)
+
+    def _short(self, best: Deployment) -> float:
+        """So many times more is needed than it serves by the longer measurement; 1: it serves enough."""
+        need = self.setting.plan.spec.goodput
+        return 1.0 if need is None or best.goodput >= (1 - SHORT) * need else need / best.goodput
+
+    def _more(self, best: Deployment, aim: float, families: Sequence[int]) -> list[Point]:
+        """What serves that much of these, where the best of them falls short."""
+        if self._short(best) == 1.0:
+            return []
+        found = cheapest(self.trials, self.cost, [aim], families)[aim]
+        return [] if found is None or found == best.candidate else [Point(found, aim, self.cost(found))]
+
+    def _sides(self) -> dict[bool, list[int]]:
+        """The families by whether they have a relay: each side is searched by itself, so that it has a best."""
+        sides: dict[bool, list[int]] = {}
+        for number in range(self.setting.choices + self.setting.compared):
+            sides.setdefault(self.setting.relayed(number), []).append(number)
+        return sides
+
+    def _chosen(self, point: Point | Deployment) -> bool:
+        """Whether the plan lets it be chosen."""
+        return point.candidate.family in self._choices
+
+    def _found(
+        self, shown: Sequence[Deployment], bests: Mapping[bool, Deployment], faults: Mapping[bool, str]
+    ) -> Found:
+        heads = {Point(e.candidate, e.goodput, self.cost(e.candidate)): e for e in bests.values() if self._chosen(e)}
+        if not heads:
+            raise self._hopeless(self._choices)
+        best = heads[self._worthiest(list(heads))]
+        return Found(
+            best=best,
+            front=_undominated([each for each in shown if self._chosen(each)], best),
+            given=next((each for each in shown if each.candidate == self._given), None),
+            relay=relay_pays(self.setting, {side: best for side, best in bests.items() if side not in faults}, faults),
+            deployments=self.deployments,
+            trials=self.trials.done,
+        )
 
     def _as_given(self) -> list[Point]:
         if self._given is None:
@@ -125,20 +149,23 @@ class Finder:
 
     @property
     def deployments(self) -> int:
-        return sum(math.prod(map(len, family.choices.values())) for family in self._choices)
+        return self._count(self._choices)
 
-    def _all(self) -> Iterator[Candidate]:
-        for number, family in enumerate(self._choices):
-            for sizes in product(*family.choices.values()):
-                yield Candidate(number, sizes)
+    def _count(self, families: Iterable[int]) -> int:
+        return sum(math.prod(map(len, self.setting.families[number].choices.values())) for number in families)
 
-    def _points(self) -> list[Point]:
-        """Deployments that keep the promise, with their goodput."""
+    def _points(self, families: Sequence[int]) -> list[Point]:
+        """Deployments of these that keep the promise, with their goodput."""
         need = self.setting.plan.spec.goodput
-        if self.deployments <= FEW:
-            guesses = {each: self._guess(each) for each in islice(self._all(), FEW)}
+        if self._count(families) <= FEW:
+            every = (
+                Candidate(number, sizes)
+                for number in families
+                for sizes in product(*self.setting.families[number].choices.values())
+            )
+            guesses = {each: self._guess(each) for each in every}
         else:
-            found = cheapest(self.trials, self.cost, self._levels())
+            found = cheapest(self.trials, self.cost, self._levels(families), families)
             guesses = {each: rate for rate, each in found.items() if each is not None}
         rates = goodputs(self.trials, "measures what it found", guesses.items())
         if need is not None:
@@ -149,11 +176,11 @@ class Finder:
     def _guess(self, candidate: Candidate) -> float:
         return max(1e-6, FILL * self.setting.bounds[candidate.family].rate(candidate.sizes))
 
-    def _levels(self) -> tuple[float, ...]:
+    def _levels(self, families: Sequence[int]) -> tuple[float, ...]:
         """Rates from what the smallest deployment can serve to what the largest can; the one that is needed among
         them."""
         smallest, largest = [], []
-        for bounds in self.setting.bounds[: len(self._choices)]:
+        for bounds in map(self.setting.bounds.__getitem__, families):
             choices = bounds.family.choices.values()
             smallest.append(bounds.rate(tuple(counts[0] for counts in choices)))
             largest.append(bounds.rate(tuple(counts[-1] for counts in choices)))
@@ -163,9 +190,12 @@ class Finder:
         need = self.setting.plan.spec.goodput
         return tuple(sorted(rates | ({need} if need is not None else set())))
 
-    def _best(self, points: Sequence[Point]) -> Point:
+    def _enough(self, points: Sequence[Point], families: Sequence[int]) -> list[Point]:
+        """Those that are what the plan asks for. Raises `PlanError` where none is."""
         spec = self.setting.plan.spec
         where = self.setting.document.locate
+        if not points:
+            raise self._hopeless(families)
         if spec.goodput is not None:
             enough = [point for point in points if point.goodput >= spec.goodput]
             if not enough:
@@ -176,20 +206,42 @@ class Finder:
                     why=f"the most is {most.goodput:.3g} requests/s, for {most.cost:.4g} {spec.prices.unit}",
                     fix="allow more workers, faster links or a looser SLO",
                 )
-            return self._worthiest(enough)
+            return enough
         if spec.budget is not None:
-            budget = spec.budget
-            paid = [point for point in points if point.cost <= budget]
+            paid = [point for point in points if self._paid(point)]
             if not paid:
-                least = min(points, key=lambda point: point.cost)
+                least = min(points, key=self._spent)
                 raise PlanError(
-                    f"no deployment costs at most {budget:g} {spec.prices.unit}",
+                    f"no deployment costs at most {spec.budget:g} {spec.prices.unit}",
                     where=where(("spec", "budget")),
-                    why=f"the cheapest found costs {least.cost:.4g}, and serves {least.goodput:.3g} requests/s",
+                    why=f"the cheapest found costs {self._spent(least):.4g}, and serves {least.goodput:.3g} requests/s",
                     fix="allow fewer workers, or more money",
                 )
-            return improved(self.trials, self.cost, self._worthiest(paid), within(budget))
-        return improved(self.trials, self.cost, self._worthiest(points), by_bcr)
+            return paid
+        return list(points)
+
+    def _best(self, points: Sequence[Point], families: Sequence[int]) -> Point:
+        """Raises `PlanError` where none is what the plan asks for."""
+        spec = self.setting.plan.spec
+        best = self._worthiest(self._enough(points, families))
+        if spec.goodput is not None:
+            return best
+        if spec.budget is not None:
+            each = (self._spent(best) - best.cost) / best.goodput
+            return improved(self.trials, self.cost, best, within(spec.budget, each), self._paid)
+        return improved(self.trials, self.cost, best, by_bcr)
+
+    def _spent(self, point: Point) -> float:
+        """An hour of it with what it sends, at its goodput."""
+        if all(link.price is None for link in self.setting.loaded.graph.spec.links.values()):
+            return point.cost
+        verdict = self.trials.verdicts("measures what it found", [self.trials.trial(point.candidate, point.goodput)])[0]
+        return self.setting.priced(point.candidate, verdict).total.middle
+
+    def _paid(self, point: Point) -> bool:
+        """Whether the budget is enough for it."""
+        budget = self.setting.plan.spec.budget
+        return budget is None or self._spent(point) <= budget
 
     def _worthiest(self, points: Sequence[Point]) -> Point:
         """By what the plan asks for; what falls short of it only where all do."""
@@ -200,58 +252,16 @@ class Finder:
                 enough = point.goodput >= (1 - SHORT) * spec.goodput
                 return enough, -point.cost if enough else point.goodput, point.goodput
             if spec.budget is not None:
-                return point.cost <= spec.budget, point.goodput, -point.cost
+                return self._paid(point), point.goodput, -point.cost
             return True, point.bcr, -point.cost
 
         return max(points, key=worth)
 
-    def _finals(self, points: Sequence[Point]) -> tuple[Deployment, tuple[Deployment, ...]]:
-        """The best and all, measured for longer with two seeds. Which is best is decided anew by that, and it gets the
-        other seeds."""
-        effort = self.setting.plan.spec.effort
-        rates = self._longer({point: range(1, 3) for point in points})
-        means = {point: statistics.fmean(some) for point, some in rates.items() if all(some)}
-        if not means:
-            raise self._hopeless()
-        again = [Point(point.candidate, rate, point.cost) for point, rate in means.items()]
-        chosen = [point for point in again if point.candidate != self._given]
-        best = self._worthiest(chosen or again)
-        more = self._longer({best: range(3, 1 + effort.seeds)})[best]
-        shown: list[Deployment] = []
-        values = {point.candidate: some for point, some in rates.items()}
-        values[best.candidate] = [*values[best.candidate], *(rate for rate in more if rate)]
-        trials = [
-            self.trials.trial(point.candidate, statistics.fmean(values[point.candidate]), longer=effort.final, seed=1)
-            for point in again
-        ]
-        verdicts = self.trials.verdicts("measures what is shown", trials)
-        for point, trial, verdict in zip(again, trials, verdicts, strict=True):
-            shown.append(self._shown(point, trial.rate, _interval(values[point.candidate]), verdict))
-        shown.sort(key=lambda each: (each.cost.total.middle, each.goodput))
-        return next(each for each in shown if each.candidate == best.candidate), tuple(shown)
-
-    def _longer(self, seeds: Mapping[Point, Iterable[int]]) -> dict[Point, list[float]]:
-        longer = self.setting.plan.spec.effort.final
-        steps = {
-            (point, seed): goodput(self.trials, point.candidate, guess=point.goodput, longer=longer, seed=seed)
-            for point, some in seeds.items()
-            for seed in some
-        }
-        rates = self.trials.together("measures what is shown", steps)
-        return {point: [rate for (other, _), rate in rates.items() if other == point] for point in seeds}
-
-    def _shown(self, point: Point, rate: float, interval: Range, verdict: Verdict) -> Deployment:
-        family = self.setting.families[point.candidate.family]
-        graph = family.graph(point.candidate.sizes)
-        sent = {link: each * 3600 for link, each in verdict.sent.items()}
-        spent = family.cost(point.candidate.sizes, self.setting.plan.spec.prices, sent)
-        return Deployment(family, point.candidate, graph, spent, rate, interval, verdict)
-
-    def _hopeless(self) -> PlanError:
-        """Nothing keeps the promise at any rate: how near the best of them comes when it is nearly idle."""
+    def _hopeless(self, families: Iterable[int]) -> PlanError:
+        """None of these keeps the promise at any rate: how near the best of them comes when it is nearly idle."""
         largest = [
-            Candidate(number, tuple(counts[-1] for counts in family.choices.values()))
-            for number, family in enumerate(self._choices)
+            Candidate(number, tuple(counts[-1] for counts in self.setting.families[number].choices.values()))
+            for number in families
         ]
         rates = [max(1e-6, IDLE * self.setting.bounds[each.family].rate(each.sizes)) for each in largest]
         tried = [self.trials.trial(each, rate) for each, rate in zip(largest, rates, strict=True)]
@@ -273,13 +283,3 @@ def _undominated(shown: Sequence[Deployment], best: Deployment) -> tuple[Deploym
     points = {each.candidate: Point(each.candidate, each.goodput, each.cost.total.middle) for each in shown}
     kept = {point.candidate for point in front(list(points.values()))}
     return tuple(each for each in shown if each.candidate in kept or each is best)
-
-
-def _interval(values: Sequence[float]) -> Range:
-    """95 % of the mean, by Student's t."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return Range(mean, mean)
-    student = _STUDENT[len(values) - 2] if len(values) - 2 < len(_STUDENT) else 2.0
-    half = student * statistics.stdev(values) / math.sqrt(len(values))
-    return Range(max(0.0, mean - half), mean + half)

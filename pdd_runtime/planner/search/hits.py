@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from pdd_runtime.planner.content import extended, leading
 from pdd_runtime.planner.session import Session, Turn
 from pdd_runtime.planner.workload import Workload
@@ -30,7 +32,7 @@ class FewerHits(Workload):
 
     def stream(self, seed: int, name: str = "") -> Iterator[Session]:
         for session in super().stream(seed, name):
-            yield session._replace(turns=tuple(self._turns(session)))
+            yield replace(session, turns=tuple(self._turns(session)))
 
     def _turns(self, session: Session) -> Iterator[Turn]:
         known = session.turns[0].spans
@@ -43,4 +45,4 @@ class FewerHits(Workload):
                 own = (_OWN + session.number * _TURNS + number, turn.prompt - reused)
                 spans = (*leading(known, reused), own)
             known = extended(spans, turn.output)
-            yield turn._replace(reused=reused, fresh=turn.fresh + lost, spans=spans)
+            yield replace(turn, reused=reused, fresh=turn.fresh + lost, spans=spans)

@@ -19,13 +19,20 @@ def by_bcr(cost: float, best: Point) -> float | None:
     return best.bcr * cost
 
 
-def within(budget: float) -> Needed:
-    """The most goodput for a budget."""
-    return lambda cost, best: best.goodput if cost <= budget else None
+def within(budget: float, each: float = 0.0) -> Needed:
+    """The most goodput for a budget, where what one request a second sends costs `each`."""
+    return lambda cost, best: best.goodput if cost + each * best.goodput <= budget else None
 
 
-def improved(trials: Trials, cost: Callable[[Candidate], float], best: Point, needed: Needed) -> Point:
-    """One trial says of each neighbour whether it can be better; of those that can the goodput is found."""
+def improved(
+    trials: Trials,
+    cost: Callable[[Candidate], float],
+    best: Point,
+    needed: Needed,
+    allowed: Callable[[Point], bool] = lambda point: True,
+) -> Point:
+    """One trial says of each neighbour whether it can be better; of those that can the goodput is found. One that is
+    not `allowed` with that is left out."""
     for _ in range(ROUNDS):
         choices = trials.families[best.candidate.family].choices
         tries = []
@@ -42,6 +49,9 @@ def improved(trials: Trials, cost: Callable[[Candidate], float], best: Point, ne
         better = [(Candidate(t.family, t.sizes), t.rate) for t, v in zip(tries, verdicts, strict=True) if v.kept]
         if not better:
             break
-        points = [Point(c, rate, cost(c)) for c, rate in goodputs(trials, "improves it", better).items()]
+        rates = goodputs(trials, "improves it", better)
+        points = [p for p in (Point(c, rate, cost(c)) for c, rate in rates.items()) if allowed(p)]
+        if not points:
+            break
         best = max(points, key=lambda point: point.goodput / (needed(point.cost, best) or math.inf))
     return best

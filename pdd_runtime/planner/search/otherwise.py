@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pdd_runtime.planner.hardware import counted
 from pdd_runtime.planner.plan_spec import PlanBody
 from pdd_runtime.planner.prices import Prices
-from pdd_runtime.planner.search.find import Deployment, Finder, Found
+from pdd_runtime.planner.search.deployment import Deployment
+from pdd_runtime.planner.search.find import Finder, Found
 from pdd_runtime.planner.search.goodput import goodput
 from pdd_runtime.planner.search.point import Candidate
+from pdd_runtime.planner.search.times import NEVER
 from pdd_runtime.planner.search.trial import Change, Verdict
 
 LINKS = (0.5, 2.0)
@@ -56,8 +58,12 @@ class Priced:
 
     what: str
     best: Deployment
-    value: float
-    """Its BCR, or what it costs where goodput is asked for."""
+    cost: float
+    """What it costs then, at the middle of prices."""
+
+    @property
+    def bcr(self) -> float:
+        return self.best.goodput / self.cost
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Binds:
     name: str
     """A pool or a link."""
     used: float
-    """Share of what the bounds allow it, at the goodput."""
+    """Share of it that is used at the goodput, 0 to 1."""
     gain: float
     """Part of goodput that more of it brings: one step of workers, or twice the link."""
 
@@ -92,7 +98,6 @@ class WhatIf:
 def what_if(finder: Finder, found: Found) -> WhatIf:
     """By simulation; prices by arithmetic."""
     best, trials = found.best, finder.trials
-    cost = best.cost.total.middle
     links = [name for name, link in best.graph.spec.links.items() if _used(best, name)]
     changes: dict[str, tuple[Candidate, tuple[Change, ...]]] = {
         "": (best.candidate, ()),
@@ -100,7 +105,8 @@ def what_if(finder: Finder, found: Found) -> WhatIf:
         **{f"{pool} {by:+d}": (other, ()) for pool, by, other in _steps(best)},
         **{_fall(kept): (best.candidate, (Change(times=kept),)) for kept in KEPT[1:]},
     }
-    # As long as the search's own trials, and all by the same seed: what is compared is the difference.
+    # As long as the search's own trials, and all by the same seed: what is compared is the difference, which is then
+    # applied to what the best was measured to serve.
     steps = {
         what: goodput(trials, candidate, change, guess=best.goodput) for what, (candidate, change) in changes.items()
     }
@@ -109,14 +115,15 @@ def what_if(finder: Finder, found: Found) -> WhatIf:
     others = []
     for what, rate in rates.items():
         if what and not what.startswith("hits"):
-            spent = finder.cost(changes[what][0]) + cost - finder.cost(best.candidate)
-            others.append(Otherwise(what, rate, rate / base - 1, rate / spent))
+            served = best.goodput * rate / base
+            spent = finder.cost(changes[what][0]) - finder.cost(best.candidate) + best.spent(served).middle
+            others.append(Otherwise(what, served, rate / base - 1, served / spent))
     above = trials.verdicts("asks what if", [trials.trial(best.candidate, base * 1.05)])[0]
     return WhatIf(
-        binds=tuple(sorted(_binds(finder, best, base, rates, links), key=lambda each: -each.gain)),
+        binds=tuple(sorted(_binds(best, base, rates, links), key=lambda each: -each.gain)),
         missed=above.missed or ("ttft",),
         others=tuple(others),
-        falls=tuple(_falls(finder, best, base, rates, cost)),
+        falls=tuple(_falls(finder, best, base, rates)),
         priced=tuple(_priced(finder.setting.plan.spec, found)),
     )
 
@@ -139,18 +146,14 @@ def _steps(best: Deployment) -> Iterator[tuple[str, int, Candidate]]:
                 yield pool, by, best.candidate._replace(sizes=tuple(sizes))
 
 
-def _binds(
-    finder: Finder, best: Deployment, base: float, rates: Mapping[str, float], links: list[str]
-) -> Iterator[Binds]:
-    used = finder.setting.bounds[best.candidate.family].used(best.candidate.sizes, base)
-    for name, pool in best.graph.spec.pools.items():
-        busy = best.verdict.busy.get(name, 0.0) if pool.role == "relay" else used[name]
-        yield Binds(name, busy, rates[f"{name} +1"] / base - 1)
-    for link in links:
-        yield Binds(link, best.verdict.busy.get(link, 0.0), rates[f"{link} × {LINKS[-1]:g}"] / base - 1)
+def _binds(best: Deployment, base: float, rates: Mapping[str, float], links: list[str]) -> Iterator[Binds]:
+    busy = best.verdict.busy
+    more = {name: f"{name} +1" for name in best.graph.spec.pools} | {name: f"{name} × {LINKS[-1]:g}" for name in links}
+    for name, what in more.items():
+        yield Binds(name, busy.get(name, 0.0), rates[what] / base - 1)
 
 
-def _falls(finder: Finder, best: Deployment, base: float, rates: Mapping[str, float], cost: float) -> Iterator[Fall]:
+def _falls(finder: Finder, best: Deployment, base: float, rates: Mapping[str, float]) -> Iterator[Fall]:
     trials = finder.trials
     served = {kept: base if kept == 1.0 else rates[_fall(kept)] for kept in KEPT}
 
@@ -160,7 +163,9 @@ def _falls(finder: Finder, best: Deployment, base: float, rates: Mapping[str, fl
 
     for kept, rate in served.items():
         own, same = at(kept, rate or base), at(kept, base)
-        yield Fall(kept, own.hits, rate, rate / cost, own.relay_share, same.ttft["p90"])
+        less = best.goodput * rate / base
+        spent = finder.setting.priced(best.candidate, own).total.middle
+        yield Fall(kept, own.hits, less, less / spent, own.relay_share, same.ttft.get("p90", NEVER))
 
 
 def _priced(spec: PlanBody, found: Found) -> Iterator[Priced]:
@@ -169,7 +174,7 @@ def _priced(spec: PlanBody, found: Found) -> Iterator[Priced]:
     for name in [name for name in spec.prices.nodes if name.lower() in kinds] + ["line"]:
         for times in PRICES:
             prices = _changed(spec.prices, name, times)
-            costs = {id(each): each.family.cost(each.candidate.sizes, prices).total.middle for each in found.front}
+            costs = {id(each): _cost(each, prices) for each in found.front}
 
             def worth(each: Deployment, costs: Mapping[int, float] = costs) -> float:
                 spent = costs[id(each)]
@@ -180,8 +185,12 @@ def _priced(spec: PlanBody, found: Found) -> Iterator[Priced]:
                 return each.goodput / spent
 
             best = max(found.front, key=worth)
-            value = costs[id(best)] if spec.goodput is not None else best.goodput / costs[id(best)]
-            yield Priced(f"{name} × {times:g}", best, value)
+            yield Priced(f"{name} × {times:g}", best, costs[id(best)])
+
+
+def _cost(each: Deployment, prices: Prices) -> float:
+    sent = {link: rate * 3600 for link, rate in each.verdict.sent.items()}
+    return each.family.cost(each.candidate.sizes, prices, sent).total.middle
 
 
 def _hardware(each: Deployment) -> Iterator[str]:

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from pdd_runtime.errors import PddError
-from pdd_runtime.graph import LoadedGraph, load, nearest
+from pdd_runtime.graph import Graph, LoadedGraph, load, nearest
 from pdd_runtime.graph.document import Document
 from pdd_runtime.graph.models import Slo
 from pdd_runtime.planner import Workload, read_workload
-from pdd_runtime.planner.cost import PriceError
+from pdd_runtime.planner.cost import Cost, PriceError
 from pdd_runtime.planner.plan_spec import Plan, PlanError, read_plan
 from pdd_runtime.planner.pool_model import PoolModel, pool_models
 from pdd_runtime.planner.profile import PoolProfile, Profile, ProfileError, read_profile
 from pdd_runtime.planner.search.bounds import Bounds
+from pdd_runtime.planner.search.busy import busy_links, busy_pools
 from pdd_runtime.planner.search.demand import Demand
-from pdd_runtime.planner.search.family import AS_GIVEN, Family, as_given, families
+from pdd_runtime.planner.search.family import Family, as_given, families, relays, with_relays, without_relays
 from pdd_runtime.planner.search.hits import FewerHits
+from pdd_runtime.planner.search.point import Candidate
+from pdd_runtime.planner.search.times import Times, percentiles
 from pdd_runtime.planner.search.trial import Trial, Verdict
-from pdd_runtime.planner.simulate import Outcome, Scenario, Simulated, simulate
+from pdd_runtime.planner.simulate import LinkModel, Outcome, Scenario, Simulated, simulate
 from pdd_runtime.plugins import PluginManager, load_plugins
 
 PACE = 0.05
 """Seconds a token where nothing is promised."""
-NEVER = 1e6
-"""Seconds after which who was refused gets a first token: among the P90 they are late."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,14 @@ class Setting:
     loaded: LoadedGraph
     workload: Workload
     families: tuple[Family, ...]
-    """Those to choose from, and behind them the graph as it is, where it is known how fast that is."""
+    """Those to choose from; behind them those that are only compared with them, and last the graph as it is, where it
+    is known how fast that is."""
     choices: int
     """How many there are to choose from."""
+    compared: int
+    """How many are only compared: all without a relay where every choice has one, or all with one where none has."""
+    lacking: str
+    """Why there are none of these although a relay could be told of by them; empty: there are, or need not be."""
     plugins: PluginManager
     profile: Profile | None
 
@@ -57,12 +60,20 @@ class Setting:
         workload = read_workload(_beside(beside, plan.spec.workload))
         profile = read_profile(beside / plan.spec.profile) if plan.spec.profile is not None else None
         chosen = families(plan, loaded, document)
-        setting = Setting(plan, document, loaded, workload, chosen, len(chosen), load_plugins(), profile)
-        return setting._modelled((*chosen, as_given(len(chosen), loaded)))
+        setting = Setting(plan, document, loaded, workload, chosen, len(chosen), 0, "", load_plugins(), profile)
+        return setting._modelled()._with_compared()
 
-    def _modelled(self, some: Sequence[Family]) -> Setting:
-        """With those of them of which it is known how fast they are: on few chips a model may not fit. Raises the first
-        reason where none is left to choose from."""
+    def _modelled(self) -> Setting:
+        """With those to choose from of which it is known how fast they are: on few chips a model may not fit. Raises
+        the first reason where none is left, and adds the graph as it is where that is known."""
+        kept, reasons = self._known(self.families)
+        if not kept:
+            raise reasons[0]
+        given, _ = self._known((as_given(0, self.loaded),))
+        return replace(self, families=_numbered((*kept, *given)), choices=len(kept))
+
+    def _known(self, some: Sequence[Family]) -> tuple[tuple[Family, ...], list[PddError]]:
+        """Of some families those whose times are known, and why others' are not."""
         kept, reasons = list[Family](), list[PddError]()
         for family in some:
             try:
@@ -70,11 +81,33 @@ class Setting:
             except PddError as error:
                 reasons.append(error)
             else:
-                kept.append(replace(family, number=len(kept)))
-        choices = sum(family.kinds is not AS_GIVEN for family in kept)
-        if not choices:
-            raise reasons[0]
-        return replace(self, families=tuple(kept), choices=choices)
+                kept.append(family)
+        return tuple(kept), reasons
+
+    def _with_compared(self) -> Setting:
+        """With families without a relay where all choices have one, and with one where none has: so that it can be told
+        whether a relay pays."""
+        having = {bool(relays(family.smallest)) for family in self.families[: self.choices]}
+        if len(having) == 2:
+            return self
+        if not relays(self.loaded.graph):
+            return replace(self, lacking="the graph has no pool of role relay")
+        try:
+            make = without_relays if True in having else with_relays
+            some, reasons = self._known(make(self.plan, self.loaded, self.document))
+            if not some:
+                raise reasons[0]
+            for family in some:
+                self._price(family)
+        except PddError as error:
+            kind = "without a relay" if True in having else "with one"
+            return replace(self, lacking=f"{kind} nothing can be simulated: {error.what}, {error.why}".rstrip(", "))
+        chosen, given = self.families[: self.choices], self.families[self.choices :]
+        return replace(self, families=_numbered((*chosen, *some, *given)), compared=len(some))
+
+    def relayed(self, family: int) -> bool:
+        """Whether that one has a relay."""
+        return bool(relays(self.families[family].smallest))
 
     @cached_property
     def slo(self) -> Slo:
@@ -146,36 +179,48 @@ class Setting:
         """Raises `PriceError` where something that may be chosen has no price."""
         for family in self.families[: self.choices]:
             try:
-                family.cost(tuple(counts[0] for counts in family.choices.values()), self.plan.spec.prices)
+                self._price(family)
             except PriceError as error:
                 where = self.document.locate(("spec", "prices", "nodes")) if "prices" in error.where else error.where
                 raise PriceError(error.what, where=where, why=error.why, fix=error.fix) from error
+
+    def _price(self, family: Family) -> None:
+        family.cost(tuple(counts[0] for counts in family.choices.values()), self.plan.spec.prices)
+
+    def priced(self, candidate: Candidate, verdict: Verdict) -> Cost:
+        """An hour of it, with what it sent."""
+        sent = {link: each * 3600 for link, each in verdict.sent.items()}
+        return self.families[candidate.family].cost(candidate.sizes, self.plan.spec.prices, sent)
 
     def simulated(self, trial: Trial, observe: Callable[[Outcome], None] | None = None) -> Simulated:
         """The trial's simulation itself."""
         family = self.families[trial.family]
         graph = family.graph(trial.sizes)
         workload = self.workload.model_copy(update={"rate": trial.rate, "concurrency": None})
-        links = {}
+        links = dict[str, LinkModel]()
         for name, choice in self.plan.spec.links.items():
             if name in graph.spec.links and choice.flow_rate is not None:
-                plain = Scenario(graph, self.models[trial.family], self.plugins).link_model(name)
+                plain = self._scenario(trial, graph, links).link_model(name)
                 links[name] = replace(plain, flow_rate=choice.flow_rate / 8)
         for change in trial.changes:
             if change.link:
-                plain = Scenario(graph, self.models[trial.family], self.plugins, links).link_model(change.link)
+                plain = self._scenario(trial, graph, links).link_model(change.link)
                 links[change.link] = replace(plain, bandwidth=plain.bandwidth * change.times)
             else:
                 workload = FewerHits.of(workload, change.times)
-        scenario = Scenario(graph, self.models[trial.family], self.plugins, links)
+        scenario = self._scenario(trial, graph, links)
         warmup = round(trial.rate * self.filling)
         return simulate(scenario, workload, requests=trial.requests, seed=trial.seed, warmup=warmup, observe=observe)
+
+    def _scenario(self, trial: Trial, graph: Graph, links: Mapping[str, LinkModel]) -> Scenario:
+        local_rate = self.plan.spec.local_rate / 8
+        return Scenario(graph, self.models[trial.family], self.plugins, links, local_rate=local_rate)
 
     def verdict(self, trial: Trial) -> Verdict:
         """Whether the promise is kept."""
         times = Times(self.plan.spec.slo.decoded)
         found = self.simulated(trial, times)
-        ttft, tpot = _shown(times.ttft, times.refused), _shown(times.tpot)
+        ttft, tpot = percentiles(times.ttft, times.refused), percentiles(times.tpot)
         promised = (("ttft", ttft, self.slo.ttft_p90), ("tpot", tpot, self.slo.tpot_p90))
         margins = {name: seen["p90"] / most for name, seen, most in promised if most and seen}
         missed = [name for name, margin in margins.items() if margin > 1] if times.ttft else ["ttft"]
@@ -183,19 +228,29 @@ class Setting:
         family = self.families[trial.family]
         rates = {name: link.bandwidth / 8 for name, link in family.smallest.spec.links.items()}
         rates |= {change.link: rates[change.link] * change.times for change in trial.changes if change.link}
-        slots = {name: model.batch_limit for name, model in self.models[trial.family].items()}
+        pools = busy_pools(
+            self.bounds[trial.family],
+            trial.sizes,
+            self.models[trial.family],
+            trial.rate,
+            times.reads,
+            found.relay_share,
+        )
         return Verdict(
             kept=not missed,
             ttft=ttft,
             tpot=tpot,
             missed=tuple(missed),
-            busy={use.pool: min(1.0, use.requests / slots[use.pool]) for use in found.pools}
-            | {name: each / rates[name] for name, each in sent.items()},
+            busy=pools | busy_links(found, rates),
             relay_share=found.relay_share,
             hits=dict(found.hit_rates),
             sent=sent,
             margin=max(margins.values(), default=0.0),
         )
+
+
+def _numbered(some: Sequence[Family]) -> tuple[Family, ...]:
+    return tuple(replace(family, number=number) for number, family in enumerate(some))
 
 
 def _on(said: PoolProfile, hardware: str) -> PoolProfile:
@@ -204,36 +259,6 @@ def _on(said: PoolProfile, hardware: str) -> PoolProfile:
         return said
     latency = said.latency.model_copy(update={"config": {**said.latency.config, "hardware": hardware}})
     return said.model_copy(update={"latency": latency})
-
-
-def _shown(seconds: Sequence[float], refused: int = 0) -> dict[str, float]:
-    """Empty where nobody has any. Those who were refused count in P90, which is promised."""
-    if not seconds:
-        return {}
-    p50, p99 = np.quantile(seconds, (0.5, 0.99)).tolist()
-    p90 = float(np.quantile([*seconds, *[NEVER] * refused], 0.9, method="inverted_cdf"))
-    return {"mean": statistics.fmean(seconds), "p50": p50, "p90": p90, "p99": p99}
-
-
-class Times:
-    """Of single requests, as the promise counts them."""
-
-    def __init__(self, decoded: bool) -> None:
-        self.ttft: list[float] = []
-        self.tpot: list[float] = []
-        self.refused = 0
-        self._decoded = decoded
-
-    def __call__(self, outcome: Outcome) -> None:
-        first, behind = outcome.ttft, outcome.output - 1
-        if self._decoded and outcome.tt2 is not None:
-            first, behind = outcome.tt2, outcome.output - 2
-        if first is None:
-            self.refused += 1
-        else:
-            self.ttft.append(first)
-        if first is not None and outcome.e2e is not None and behind > 0:
-            self.tpot.append((outcome.e2e - first) / behind)
 
 
 def _beside(directory: Path, name: str) -> str:

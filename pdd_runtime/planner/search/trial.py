@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
     missed: tuple[str, ...]
     """Which promises were not kept: `ttft` (who is refused is late, too), `tpot`."""
     busy: Mapping[str, float]
-    """By pool, the share of its batch that is taken, on average; by link, of its bandwidth."""
+    """By pool and link, the share of it that is used: `busy_pools`, `busy_links`."""
     relay_share: float
     """Of the answers' tokens."""
     hits: Mapping[str, float]

@@ -30,12 +30,9 @@ class Trials:
         effort: Effort,
         crew: Crew,
         told: Told,
-        choices: int | None = None,
         seed: int = 0,
     ) -> None:
         self.families, self.bounds = families, bounds
-        self.choices = len(families) if choices is None else choices
-        """How many of the families, the first ones, may be chosen."""
         self.known = Known()
         self.done = 0
         """How many were simulated."""
