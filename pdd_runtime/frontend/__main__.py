@@ -17,14 +17,15 @@ import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import msgspec
 import uvloop
 from pydantic import ValidationError
 
 from pdd_runtime.discovery import open_discovery
 from pdd_runtime.errors import GraphError, PddError
+from pdd_runtime.frontend.bulletin import Bulletin
 from pdd_runtime.frontend.doors import Access
 from pdd_runtime.frontend.experiment import Experiment
+from pdd_runtime.frontend.presence import Presence
 from pdd_runtime.frontend.server import listen, more_files, url
 from pdd_runtime.frontend.servers import Servers, admin_socket
 from pdd_runtime.frontend.service import Service
@@ -34,7 +35,7 @@ from pdd_runtime.observe import Timelines, serve_vitals
 from pdd_runtime.pipeline import Driver
 from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.certificate import tls_of
-from pdd_runtime.plugins.discovery import Discovery, Member
+from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import Greeting, RpcServer
@@ -119,14 +120,17 @@ async def _run(
                 plane=await plane.start(_HOST),
             )
             await driver.start()
-            service = Service(driver, timelines, frontend.deadline, Experiment.of(graph, options.graph.parent))
-            siblings = Siblings(service, key if shared else None, tls, several=len(graph.frontends) > 1)
+            experiment = Experiment.of(graph, options.graph.parent)
+            bulletin = Bulletin(experiment, secret, key) if experiment and shared else None
+            service = Service(driver, timelines, frontend.deadline, experiment)
+            siblings = Siblings(service, key if shared else None, tls, bulletin, several=len(graph.frontends) > 1)
             servers = Servers(service, siblings, access, frontend, sock, admin)
+            presence = Presence(discovery, member, bulletin)
             if not shared:
-                await _serve(service, servers, discovery, member, lifetime)
+                await _serve(service, servers, presence, lifetime)
             else:
                 await siblings.start(discovery, greeting, plane)
-                await _serve_among(siblings, service, servers, discovery, member, lifetime, options.replaces)
+                await _serve_among(siblings, service, servers, presence, lifetime, options.replaces)
         finally:
             await plane.close()
             await driver.close()
@@ -138,8 +142,7 @@ async def _serve_among(
     siblings: Siblings,
     service: Service,
     servers: Servers,
-    discovery: Discovery,
-    member: Member,
+    presence: Presence,
     lifetime: Lifetime,
     replaces: bool,
 ) -> None:
@@ -150,17 +153,11 @@ async def _serve_among(
         if replaces:
             await race(_until_ready(service), lifetime.over())
         else:
-            starting = msgspec.structs.replace(member, state="starting")
-            if await _listed(discovery, starting, lifetime) and await siblings.serving():
+            if await race(presence.show("starting"), lifetime.over()) == 0 and await siblings.serving():
                 await race(_until_ready(service), lifetime.over())
-        await _serve(service, servers, discovery, member, lifetime, late=True)
+        await _serve(service, servers, presence, lifetime, late=True)
     finally:
         await siblings.close()
-
-
-async def _listed(discovery: Discovery, member: Member, lifetime: Lifetime) -> bool:
-    """False: it is to end before that is done."""
-    return await race(discovery.register(member), lifetime.over()) == 0
 
 
 async def _until_ready(service: Service) -> None:
@@ -171,8 +168,7 @@ async def _until_ready(service: Service) -> None:
 async def _serve(
     service: Service,
     servers: Servers,
-    discovery: Discovery,
-    member: Member,
+    presence: Presence,
     lifetime: Lifetime,
     *,
     late: bool = False,
@@ -180,11 +176,13 @@ async def _serve(
     """`late`: it is announced when it is ready, not before."""
     serving = asyncio.create_task(servers.serve(), name="http server")
     warming = asyncio.create_task(service.warm(), name="tokenizer")
+    telling = asyncio.create_task(presence.keep(), name="telling other frontends")
     try:
         if late:
             await race(_until_ready(service), lifetime.over())
         # The kernel takes connections since `listen`, so who finds the URL gets an answer.
-        if await _listed(discovery, member, lifetime):
+        if await race(presence.show("ready"), lifetime.over()) == 0:
+            member = presence.member
             log.info("listening on %s%s", member.endpoint, f", for operators on {member.admin}" if member.admin else "")
             await lifetime.over()
         if lifetime.orphaned.is_set():
@@ -193,24 +191,25 @@ async def _serve(
             log.info("draining: what has come is answered")
             await servers.leave()
             patience = PATIENCE if lifetime.patience is None else lifetime.patience
-            leaving = asyncio.create_task(_tell_draining(discovery, member), name="telling discovery")
+            leaving = asyncio.create_task(_tell_draining(presence), name="telling discovery")
             await service.stop(patience, lambda: servers.quiet(LINGER))
             # At once: what came now would be refused.
             servers.hang_up()
             leaving.cancel()
             await asyncio.wait([leaving])
-        await discovery.unregister(member.key)
+        await presence.leave()
     finally:
         warming.cancel()
+        telling.cancel()
         servers.stop()
-        await asyncio.wait([serving, warming])
+        await asyncio.wait([serving, warming, telling])
     serving.result()
 
 
-async def _tell_draining(discovery: Discovery, member: Member) -> None:
+async def _tell_draining(presence: Presence) -> None:
     # Where another has taken its place over, that is what discovery knows.
     with suppress(PddError):
-        await discovery.register(msgspec.structs.replace(member, state="draining"))
+        await presence.show("draining")
 
 
 def _parse() -> argparse.Namespace:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pdd_runtime.errors import RequestError
+from pdd_runtime.errors import LaunchError, RequestError
 from pdd_runtime.frontend.job import Job
 from pdd_runtime.frontend.requests import Body
 from pdd_runtime.frontend.sticky import Headers, sticky_key
@@ -44,6 +46,8 @@ class Experiment(Collector):
         rails = self._spec.guardrails
         self.window = rails.window if rails else WINDOW
         """Seconds that are of late."""
+        self.news = asyncio.Event()
+        """Set whenever something was decided, here or elsewhere."""
         self._tallies = {name: Tallies(self.window) for name in graph.spec.variants}
         journal.look()
         self._split = self._made()
@@ -96,12 +100,13 @@ class Experiment(Collector):
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        return self._journal.decisions
+        """In the order in which they were made, wherever that was."""
+        return ordered(self._journal.decisions)
 
     @property
     def standing(self) -> dict[str, Decision]:
         """Those that hold, by variant."""
-        return standing(self.graph, self._journal.decisions)
+        return standing(self.graph, self.decisions)
 
     def share(self, variant: str) -> float:
         """Of all requests, how many it gets."""
@@ -123,31 +128,49 @@ class Experiment(Collector):
                 )
 
         def made(before: tuple[Decision, ...]) -> Iterator[Decision]:
-            stands = standing(self.graph, before)
+            stands = standing(self.graph, ordered(before))
+            at = max((each.at for each in before), default=0.0)
             for name in names:
                 holds = stands.get(name)
                 if kind == "rollback" and (holds is not None and holds.kind != "promote"):
                     continue  # another process was first
                 of = digest(self.graph, kind, name)
-                yield Decision(kind=kind, variant=name, by=by, why=why, at=time.time(), of=of)
+                # Later than all that is known here, whatever the clocks of two hosts say.
+                at = max(time.time(), math.nextafter(at, math.inf))
+                yield Decision(kind=kind, variant=name, by=by, why=why, at=at, of=of)
 
         new = self._journal.add(made)
         self._changed(new)
         return new
 
     def hear(self, decisions: Iterable[Decision]) -> None:
-        """What another process has decided."""
-        before = self._journal.decisions
-        if self._journal.hear(decisions):
-            self._changed(each for each in self._journal.decisions if each not in before)
+        """What another process has decided, of this launcher or another."""
+        before = frozenset(self._journal.decisions)
+        self._journal.look()
+        missing = [each for each in decisions if each not in frozenset(self._journal.decisions)]
+        if missing:
+            self._take(ordered(frozenset(missing)))
+        new = [each for each in self.decisions if each not in before]
+        if new:
+            self._changed(new)
 
     def look(self) -> None:
         """The same, where nobody has told."""
         self.hear(())
 
-    def _changed(self, new: Iterable[Decision]) -> None:
+    def _take(self, missing: Sequence[Decision]) -> None:
+        try:
+            self._journal.add(lambda before: [each for each in missing if each not in before])
+        except LaunchError as error:
+            # Whoever has decided it has kept it.
+            log.error("what others have decided about variants holds until the next restart: %s", error)
+            self._journal.decisions = (*self._journal.decisions, *missing)
+
+    def _changed(self, new: Sequence[Decision]) -> None:
         for decision in new:
             log.warning("variant %s: %s", decision.variant, told(decision))
+        if new:
+            self.news.set()
         split = self._made()
         if split.weights != self._split.weights:
             self._split = split
@@ -155,7 +178,7 @@ class Experiment(Collector):
                 tallies.forget()
 
     def _made(self) -> Split:
-        return Split(weights(self.graph, self._journal.decisions), self._spec.salt)
+        return Split(weights(self.graph, self.decisions), self._spec.salt)
 
     def collect(self) -> Iterable[Metric]:
         """For `/metrics`."""
@@ -171,6 +194,11 @@ class Experiment(Collector):
             for kind, by in (("abort", "operator"), ("rollback", GUARDRAIL)):
                 out.add_metric((name, by), float(decision is not None and decision.kind == kind))
         return (shares, out)
+
+
+def ordered(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+    """As they were made: the same for all who know them, in whatever order they came to know them."""
+    return tuple(sorted(decisions, key=lambda each: (each.at, msgspec.structs.astuple(each))))
 
 
 def told(decision: Decision) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pdd_runtime.errors import PddError
+from pdd_runtime.frontend.bulletin import Bulletin
 from pdd_runtime.frontend.experiment import GUARDRAIL, Experiment
 from pdd_runtime.frontend.limits import Ledger, Used
 from pdd_runtime.frontend.service import Listed, Recent, Service
@@ -65,11 +66,21 @@ class Siblings:
     a message plane of its own, to those who have the graph's secret, and asks the others when it is asked itself."""
 
     def __init__(
-        self, service: Service, key: WorkerKey | None = None, tls: Tls | None = None, *, several: bool = True
+        self,
+        service: Service,
+        key: WorkerKey | None = None,
+        tls: Tls | None = None,
+        bulletin: Bulletin | None = None,
+        *,
+        several: bool = True,
     ) -> None:
-        """`key`: which this is; None: there are never others. `several`: not only while one replaces another."""
+        """`key`: which this is; None: there are never others. `bulletin`: of a graph with variants, for the frontends
+        of other launchers. `several`: not only while one replaces another."""
         self._service, self._key, self._tls, self._several = service, key, tls, several
+        self._bulletin = bulletin
         self._others: tuple[Member, ...] = ()
+        self._far = False
+        """Whether other launchers have frontends, which are not asked."""
         self._seen = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         self._ledger = Ledger()
@@ -135,7 +146,7 @@ class Siblings:
                 experiment.look()
                 if self._first:
                     for variant, why in experiment.worse(await self.seen(experiment, late=True)):
-                        await self.decide(experiment, "rollback", (variant,), GUARDRAIL, why)
+                        await self.decide(experiment, "rollback", (variant,), GUARDRAIL, why + self._counted_in)
             except PddError as error:
                 log.error("the guardrails: %s", error)
 
@@ -151,11 +162,24 @@ class Siblings:
     async def decide(
         self, experiment: Experiment, kind: Kind, variants: Iterable[str], by: str, why: str = ""
     ) -> tuple[Decision, ...]:
-        """Returns what is new in it, when all processes go by it. Raises `RequestError` and `LaunchError`."""
+        """Returns what is new in it, when all processes go by it; those of other launchers, when they are there and
+        discovery is. Raises `RequestError` and `LaunchError`."""
         new = experiment.decide(kind, variants, by, why)
         if new:
             await self._ask("frontend.decided", Decided(new), type(None))
+            if self._bulletin is not None:
+                await self._bulletin.carried(PATIENCE)
         return new
+
+    @property
+    def behind(self) -> list[WorkerKey]:
+        """The frontends that do not know yet all that was decided about variants."""
+        return self._bulletin.behind() if self._bulletin else []
+
+    @property
+    def _counted_in(self) -> str:
+        """Said where others count for themselves."""
+        return f" (counted in {self._greeting.cluster})" if self._far else ""
 
     @property
     def _first(self) -> bool:
@@ -176,6 +200,9 @@ class Siblings:
             # Of other clusters only those that one launcher has started on this host with us.
             here = [m for m in members if m.cluster == self._greeting.cluster or not discovery.across_hosts]
             self._others = tuple(m for m in here if m.role == "frontend" and m.plane and m.key != self._key)
+            self._far = any(m.role == "frontend" and m not in here for m in members)
+            if self._bulletin is not None:
+                self._bulletin.hear(members)
             self._seen.set()
 
     async def _ask(self, method: str, params: object, result: type[T]) -> dict[int, T]:

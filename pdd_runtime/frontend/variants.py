@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +20,7 @@ from pdd_runtime.frontend.visit import Visit
 from pdd_runtime.observe.sketch import Sketch
 from pdd_runtime.observe.tally import Seen, Tally
 from pdd_runtime.pipeline.comparison import P90, Interval, more_failures, quantile_ratio
+from pdd_runtime.plugins.routing import WorkerKey
 
 CONFIDENCE = 0.995
 """Of each bound of an interval that is shown: together 99 %."""
@@ -62,18 +63,19 @@ def add_variants(app: FastAPI, experiment: Experiment, siblings: Siblings) -> No
     @app.get("/pdd/variants")
     async def variants() -> Response:
         """How requests are split, and what became of them."""
-        return _json(standings(experiment, await siblings.seen(experiment)))
+        return _json(standings(experiment, await siblings.seen(experiment), siblings.behind))
 
     @app.post("/pdd/variants")
     async def decide(request: Request) -> Response:
         """Promote, abort or resume; the answer comes when all frontends go by it."""
         order, visit = await body.read(request, Order), request.scope["pdd_visit"]
         await siblings.decide(experiment, order.do, order.names(experiment), _who(visit), order.why)
-        return _json(standings(experiment, await siblings.seen(experiment)))
+        return _json(standings(experiment, await siblings.seen(experiment), siblings.behind))
 
 
-def standings(experiment: Experiment, seen: Mapping[str, Seen]) -> dict[str, Any]:
-    """Times are seconds, shares are of 1; an interval is [low, estimate, high], at 99 %."""
+def standings(experiment: Experiment, seen: Mapping[str, Seen], behind: Sequence[WorkerKey] = ()) -> dict[str, Any]:
+    """Times are seconds, shares are of 1; an interval is [low, estimate, high], at 99 %. `behind`: frontends that do
+    not know yet what was decided."""
     spec, graph = experiment.graph.spec, experiment.graph
     rails = spec.experiment.guardrails
     return {
@@ -82,7 +84,7 @@ def standings(experiment: Experiment, seen: Mapping[str, Seen]) -> dict[str, Any
         "sticky": list(spec.experiment.sticky),
         "guardrails": rails.model_dump(mode="json") if rails else None,
         "variants": [_variant(experiment, name, seen) for name in spec.variants],
-        "notes": _notes(experiment, seen),
+        "notes": _notes(experiment, seen) + [_behind(experiment, key) for key in behind],
         "decisions": [msgspec.to_builtins(each) | {"told": told(each)} for each in experiment.decisions],
     }
 
@@ -148,6 +150,12 @@ def _notes(experiment: Experiment, seen: Mapping[str, Seen]) -> list[str]:
     if not experiment.weights[experiment.graph.control]:
         notes.append("the control gets no requests, so nothing is compared with it, and no guardrail acts")
     return notes
+
+
+def _behind(experiment: Experiment, key: WorkerKey) -> str:
+    homes = experiment.graph.frontends
+    where = f" in {homes[key.index]}" if key.index < len(homes) else ""
+    return f"{key}{where} does not know yet all that was decided: discovery has not told it"
 
 
 def _who(visit: Visit) -> str:

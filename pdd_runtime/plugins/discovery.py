@@ -33,6 +33,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Transport plugin name to the endpoint that serves KV."""
     info: EngineInfo | None = None
     """Of a ready worker."""
+    bulletin: str = ""
+    """What a frontend tells the other frontends, under a seal of theirs."""
 
 
 class GraphMark(msgspec.Struct, frozen=True, kw_only=True):
