@@ -14,9 +14,10 @@ from pdd_runtime.planner.revenue import Earned, bathtub
 from pdd_runtime.planner.search.deployment import Deployment
 from pdd_runtime.planner.search.find import Found
 from pdd_runtime.planner.search.otherwise import WhatIf
-from pdd_runtime.planner.search.relay import SHORT, Difference
+from pdd_runtime.planner.search.relay import Difference
 from pdd_runtime.planner.search.setting import Setting
 from pdd_runtime.planner.search.times import NEVER
+from pdd_runtime.planner.search.worth import SHORT
 
 HITS = tuple(step / 100 for step in range(0, 100))
 """Of the bathtub."""
@@ -87,6 +88,8 @@ class PlanReport:
 
     def _sentences(self) -> Iterator[str]:
         yield self.relay_sentence
+        for reason in self.setting.left_out:
+            yield f"Left out: {reason}."
         need, best = self.setting.plan.spec.goodput, self.found.best
         if need is not None and best.goodput < (1 - SHORT) * need:
             yield f"Measured for longer, the best serves {best.goodput:.3g} requests/s, not the {need:g} asked for."
@@ -138,6 +141,7 @@ class PlanReport:
             "slo": {"ttft_p90": self.setting.slo.ttft_p90, "tpot_p90": self.setting.slo.tpot_p90},
             "goal": {"goodput": spec.goodput, "budget": spec.budget},
             "deployments": self.found.deployments,
+            "left_out": list(self.setting.left_out),
             "trials": self.found.trials,
             "sources": self.sources,
             "best": deployment_json(self.found.best),

@@ -233,6 +233,10 @@ def read_plan(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Plan, Do
         raise _ours(error) from error
     except ValidationError as error:
         faults = explain_all(error.errors(include_url=False), Plan, document)
+        if isinstance(document.data, dict) and document.data.get("kind") == "InferenceGraph":
+            fault = next(fault for fault in faults if fault.what.startswith("kind is"))
+            fix = f"write a plan that names it, graph: {Path(path).name}; {_FORM}"
+            raise PlanError(fault.what, where=fault.where, why=f"{fault.why}: this is a graph", fix=fix) from error
     errors = tuple(_ours(fault) for fault in faults)
     raise errors[0] if len(errors) == 1 else PlanErrors(errors)
 

@@ -64,6 +64,10 @@ spec:
 """
 
 
+ONE = "spec.pools={prefill: {replicas: 2}, relay: {replicas: 0..1}}"
+"""Two deployments to choose from."""
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     for name, text in (("graph", GRAPH), ("profile", PROFILE), ("plan", PLAN)):
@@ -155,16 +159,45 @@ def test_goodput_and_budget_are_kept(path: Path) -> None:
     assert little.cost.total.low < enough.cost.total.low <= much.cost.total.low
 
 
+def test_hardware_of_which_nothing_is_known_is_left_out_and_told(path: Path) -> None:
+    (path.parent / "plan.yaml").write_text(PLAN.replace("  profile: profile.yaml\n", ""))
+    known = "spec.models={toy: {like: llama-3.1-8b}}"
+    prices = "spec.prices.nodes={h100: 2, h200: 1, h900: 1}"
+    with pytest.raises(PddError, match='pool prefill: no figures of a chip called "h900"') as told:
+        Setting.read(path, [known, prices, "spec.pools.prefill.hardware=8xh900"])
+    assert told.value.where == "--set spec.pools.prefill.hardware=8xh900"
+    finder, answer = search(path, known, prices, "spec.pools.prefill.hardware=[8xh100, 8xh900]")
+    left_out = [each for each in PlanReport(finder.setting, answer, None).sentences if "Left out" in each]
+    assert len(left_out) == 1
+    assert '"h900"' in left_out[0]
+    assert PlanReport(finder.setting, answer, None).to_json()["left_out"] == list(finder.setting.left_out)
+
+
+def test_a_promise_without_further_tokens_is_told_as_well(path: Path) -> None:
+    setting = Setting.read(path, ["spec.slo.ttft_p90=1ms", "spec.workload=prompt=1000,output=1", ONE])
+    finder = Finder(setting, Alone(setting.verdict), lambda what, done: None)
+    with pytest.raises(PddError, match="nearly idle the best has a P90 of") as told:
+        finder.find()
+    assert "each token" not in told.value.why
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ("spec.pools.prefil.replicas=2", ["--set", 'no pool "prefil"', 'did you mean "prefill"?']),
-        ("spec.graph=nowhere.yaml", ["nowhere.yaml", "no such file"]),
+        ("spec.graph=nowhere.yaml", ["--set", "nowhere.yaml cannot be read", "no such file"]),
+        ("spec.profile=nowhere.yaml", ["--set", "nowhere.yaml cannot be read", "relative to the plan"]),
         ("spec.prices.nodes={h100: 2}", ["h200 has no price", "add h200: PRICE"]),
-        ("spec.workload=nothing", ["workload", "nothing"]),
+        ("spec.workload=nothing", ["--set", "workload nothing cannot be read", "one that is known: agents"]),
+        ("spec.pools.prefill.replicas=0", ["no whole route", "let prefill have workers, e.g. replicas: 1..8"]),
+        ("spec.routing=hit-treshold", ["--set", "routing policy called", 'did you mean "hit-threshold"?']),
+        (
+            "spec.handoff={plugin: catch-up, config: {treshold: 9}}",
+            ["--set", 'no setting "treshold"', 'did you mean "threshold"?'],
+        ),
         ("spec.slo.ttft_p90=1ms", ["no deployment keeps the SLO", "nearly idle", "promise less"]),
-        ("spec.budget=1", ["no deployment costs at most 1", "the cheapest found costs"]),
-        ("spec.goodput=900", ["no deployment serves 900", "the most is"]),
+        ("spec.budget=1", ["no deployment costs at most 1", "the cheapest found that keeps the SLO costs"]),
+        ("spec.goodput=900", ["no deployment serves 900", "the most found is"]),
     ],
 )
 def test_what_cannot_be_is_told_with_the_way_out(path: Path, change: str, words: list[str]) -> None:

@@ -83,6 +83,14 @@ def test_several_faults_are_told_at_once(tmp_path: Path) -> None:
     assert len(told.value.errors) == 2
 
 
+def test_a_graph_in_a_plans_place_is_told_once(tmp_path: Path) -> None:
+    graph = Path(__file__).parents[2] / "graphs" / "quickstart.yaml"
+    with pytest.raises(PlanError, match="kind is 'InferenceGraph'") as told:
+        read_plan(graph)
+    assert not isinstance(told.value, PlanErrors)
+    assert "graph: quickstart.yaml" in told.value.fix
+
+
 @pytest.mark.parametrize("text", ["", "[]", "a: b: c", "\x00"])
 def test_what_is_no_plan_at_all_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(PddError) as told:

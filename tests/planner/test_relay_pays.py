@@ -45,7 +45,9 @@ def _judge(hidden: Hidden, setting: Setting, trial: Trial) -> Verdict:
     times = {"p50": load, "p90": load, "p99": load}
     missed = ("ttft",) if load > 1 else ()
     share = 0.06 if "relay" in count else 0.0
-    return Verdict(not missed, times, times, missed, dict.fromkeys(count, load), share, {}, {"wan": 5e5}, load)
+    return Verdict(
+        not missed, times, times, missed, dict.fromkeys(count, load), share, {}, {"wan": 5e5 * trial.rate}, load
+    )
 
 
 def report(path: Path, hidden: Hidden, *overrides: str) -> PlanReport:
@@ -144,7 +146,7 @@ def test_where_only_a_relay_keeps_the_promise_it_pays(path: Path) -> None:
     answer = told.found.relay
     assert answer.without is None
     assert answer.verdict == "pays"
-    assert re.search(r"A relay pays\. Without one: no deployment serves 4 requests/s.*the most is", told.relay_sentence)
+    assert re.match(r"A relay pays\. Without one: no deployment serves 4 .*the most found is", told.relay_sentence)
     told = report(path, lambda seed: 0.5, "spec.goodput=2.5")
     assert told.found.relay.beside is None
     assert told.found.relay.verdict == "does not pay"
@@ -159,6 +161,18 @@ def test_a_cheaper_one_that_may_serve_too_little_shows_nothing(path: Path) -> No
     assert answer.cost is not None
     assert answer.cost.interval.high < 0
     assert "It is not sure whether a relay pays" in told.relay_sentence
+
+
+def test_a_budget_pays_for_what_is_sent(path: Path) -> None:
+    (path.parent / "graph.yaml").write_text(GRAPH.replace("rtt: 10ms", "rtt: 10ms, price: 1"))
+    prices = "spec.prices.nodes={h100: {price: 2, chips: 1}, h200: 1}"
+    best = found(path, lambda seed: 1.0, prices, "spec.budget=18.4").best
+    # 17.5 for 8 + 8 chips and a line; 500 kB for each request make 1.8 an hour for each request/s.
+    assert best.candidate.sizes == (1, 1)
+    assert best.goodput == pytest.approx(0.5)
+    assert best.cost.total.middle == pytest.approx(18.4)
+    priced = report(path, lambda seed: 1.0, prices).found.best
+    assert priced.cost.traffic.low == pytest.approx(1.8 * priced.goodput)
 
 
 def test_table_json_and_page_say_it(path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from pdd_runtime.errors import GraphError
+from pdd_runtime.errors import GraphError, PluginError
 from pdd_runtime.graph import Graph, LoadedGraph, PluginRef, loads, nearest
 from pdd_runtime.graph.document import Document
 from pdd_runtime.graph.units import write_bandwidth
@@ -20,6 +20,7 @@ from pdd_runtime.planner.cost import Cost, graph_cost
 from pdd_runtime.planner.hardware import counted
 from pdd_runtime.planner.plan_spec import Kind, LinkChoice, Plan, PlanError, PoolChoice
 from pdd_runtime.planner.prices import Prices
+from pdd_runtime.plugins import PluginManager
 
 MOST = 512
 """Families of one plan."""
@@ -151,9 +152,19 @@ def _families(
             "none of the deployments is a right graph",
             where=document.locate(("spec", "pools")),
             why=faults[0],
-            fix="let other pools vary",
+            fix=_missing(plan, loaded) or "let other pools vary",
         )
     return tuple(made)
+
+
+def _missing(plan: Plan, loaded: LoadedGraph) -> str:
+    """What to do where pools that a route needs have no workers in any deployment."""
+    none = [
+        name
+        for name, pool in loaded.graph.spec.pools.items()
+        if pool.role != "relay" and _choice(plan, name).replicas == (0,)
+    ]
+    return f"let {' and '.join(none)} have workers, e.g. replicas: 1..8" if none else ""
 
 
 def as_given(number: int, loaded: LoadedGraph) -> Family:
@@ -177,6 +188,18 @@ def check_names(plan: Plan, loaded: LoadedGraph, document: Document) -> None:
                     why=f"the {kind}s of {loaded.path} are: {', '.join(known) or 'none'}",
                     fix=nearest(name, known) or f"name one of them, or add {kind} {name} to the graph",
                 )
+
+
+def check_policies(plan: Plan, document: Document, plugins: PluginManager) -> None:
+    """Every policy and strategy that the plan names is installed, and has such settings. Raises `PlanError`."""
+    for key, some in (("routing", plan.spec.routing), ("handoff", plan.spec.handoff)):
+        find = plugins.routing if key == "routing" else plugins.handoff
+        for index, ref in enumerate(some or ()):
+            try:
+                plugins.configure(find(ref.plugin), ref.config, f"spec.{key}")
+            except PluginError as error:
+                where = document.locate(("spec", key, index))
+                raise PlanError(error.what, where=where, why=error.why, fix=error.fix) from error
 
 
 def _family(number: int, plan: Plan, loaded: LoadedGraph, picked: Mapping[str, Any], varied: set[str]) -> Family:

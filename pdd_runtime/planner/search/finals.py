@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from pdd_runtime.planner.prices import Range
 from pdd_runtime.planner.search.deployment import Deployment, interval
@@ -11,6 +12,7 @@ from pdd_runtime.planner.search.goodput import goodput
 from pdd_runtime.planner.search.point import Point
 from pdd_runtime.planner.search.setting import Setting
 from pdd_runtime.planner.search.trials import Trials
+from pdd_runtime.planner.search.worth import Worth
 
 FIRST = (1, 2)
 """Seeds of all; the search's own is 0."""
@@ -21,8 +23,8 @@ Rates = dict[int, float]
 class Finals:
     """With other seeds than the search's own."""
 
-    def __init__(self, setting: Setting, trials: Trials, worthiest: Callable[[Sequence[Point]], Point]) -> None:
-        self._setting, self._trials, self._worthiest = setting, trials, worthiest
+    def __init__(self, setting: Setting, trials: Trials, worth: Worth) -> None:
+        self._setting, self._trials, self._worth = setting, trials, worth
 
     def measured(
         self, points: Iterable[Point], sides: Mapping[bool, Collection[int]]
@@ -33,7 +35,7 @@ class Finals:
         rates = {point: some for point, some in self._rates(dict.fromkeys(once, FIRST)).items() if all(some.values())}
         before = {_again(point, some): point for point, some in rates.items()}
         best = {
-            side: before[self._worthiest(own)]
+            side: before[self._worth.best(own)]
             for side, families in sides.items()
             if (own := [point for point in before if point.candidate.family in families])
         }
@@ -52,7 +54,10 @@ class Finals:
             for seed in some
         }
         rates = self._trials.together("measures what is shown", steps)
-        return {point: {seed: rate for (other, seed), rate in rates.items() if other == point} for point in seeds}
+        found: dict[Point, Rates] = {point: {} for point in seeds}
+        for (point, seed), rate in rates.items():
+            found[point][seed] = self._worth.capped(replace(point, goodput=rate)).goodput
+        return found
 
     def _shown(self, rates: Mapping[Point, Rates]) -> dict[Point, Deployment]:
         longer, families = self._setting.plan.spec.effort.final, self._setting.families

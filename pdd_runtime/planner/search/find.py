@@ -13,12 +13,14 @@ from pdd_runtime.planner.search.cheapest import FILL, cheapest
 from pdd_runtime.planner.search.crew import Crew
 from pdd_runtime.planner.search.deployment import Deployment
 from pdd_runtime.planner.search.finals import Finals
-from pdd_runtime.planner.search.goodput import goodputs
+from pdd_runtime.planner.search.goodput import EXACT, goodputs
 from pdd_runtime.planner.search.improve import by_bcr, improved, within
 from pdd_runtime.planner.search.point import Candidate, Point, front
-from pdd_runtime.planner.search.relay import SHORT, RelayPays, relay_pays
+from pdd_runtime.planner.search.relay import RelayPays, relay_pays
 from pdd_runtime.planner.search.setting import Setting
+from pdd_runtime.planner.search.times import NEVER
 from pdd_runtime.planner.search.trials import Told, Trials
+from pdd_runtime.planner.search.worth import SHORT, Worth
 
 LEVELS = 6
 """Rates at which the cheapest deployment is looked for."""
@@ -58,16 +60,8 @@ class Finder:
         self._given: Candidate | None = None
         for given in setting.families[choices + setting.compared :]:
             self._given = Candidate(given.number, tuple(counts[0] for counts in given.choices.values()))
-        self._costs: dict[Candidate, float] = {}
-
-    def cost(self, candidate: Candidate) -> float:
-        """An hour at the middle of prices, without what is sent."""
-        known = self._costs.get(candidate)
-        if known is None:
-            prices = self.setting.plan.spec.prices
-            known = self.setting.families[candidate.family].cost(candidate.sizes, prices).total.middle
-            self._costs[candidate] = known
-        return known
+        self._worth = Worth(setting, self.trials)
+        self.cost = self._worth.cost
 
     def find(self) -> Found:
         """Raises `PlanError` where nothing keeps the promise, at the goodput or for the budget that is asked for."""
@@ -84,7 +78,7 @@ class Finder:
                 faults[relayed] = f"{error.what}: {error.why}"
         found = dict.fromkeys(front([*own, *(head for head in heads.values() if self._chosen(head))]))
         finalists = [*found, *heads.values(), *self._as_given()]
-        finals = Finals(setting, self.trials, self._worthiest)
+        finals = Finals(setting, self.trials, self._worth)
         shown, bests = finals.measured(finalists, sides)
         aims = dict.fromkeys(bests, setting.plan.spec.goodput or 0.0)
         for _ in range(AGAIN):
@@ -127,7 +121,7 @@ class Finder:
         heads = {Point(e.candidate, e.goodput, self.cost(e.candidate)): e for e in bests.values() if self._chosen(e)}
         if not heads:
             raise self._hopeless(self._choices)
-        best = heads[self._worthiest(list(heads))]
+        best = heads[self._worth.best(list(heads))]
         return Found(
             best=best,
             front=_undominated([each for each in shown if self._chosen(each)], best),
@@ -144,7 +138,7 @@ class Finder:
             spent = self.cost(self._given)
         except PriceError:
             return []
-        rates = goodputs(self.trials, "measures what it found", [(self._given, self._guess(self._given))])
+        rates = goodputs(self.trials, "measures what it found", [(self._given, self._worth.guess(self._given))])
         return [Point(self._given, rate, spent) for rate in rates.values() if rate > 0]
 
     @property
@@ -163,18 +157,31 @@ class Finder:
                 for number in families
                 for sizes in product(*self.setting.families[number].choices.values())
             )
-            guesses = {each: self._guess(each) for each in every}
+            guesses = {each: self._worth.guess(each) for each in every}
         else:
             found = cheapest(self.trials, self.cost, self._levels(families), families)
+            self._near_budget(found, families)
             guesses = {each: rate for rate, each in found.items() if each is not None}
         rates = goodputs(self.trials, "measures what it found", guesses.items())
         if need is not None:
             # What was found to serve a rate does, though bisection may end just below it.
             rates = {each: max(rate, need if guesses[each] == need else 0.0) for each, rate in rates.items()}
-        return [Point(each, rate, self.cost(each)) for each, rate in rates.items() if rate > 0]
+        return [self._worth.capped(Point(each, rate, self.cost(each))) for each, rate in rates.items() if rate > 0]
 
-    def _guess(self, candidate: Candidate) -> float:
-        return max(1e-6, FILL * self.setting.bounds[candidate.family].rate(candidate.sizes))
+    def _near_budget(self, found: dict[float, Candidate | None], families: Sequence[int]) -> None:
+        """Adds the cheapest at rates ever nearer to the highest that the budget pays for: between two levels lies more
+        than their neighbours show."""
+        budget = self.setting.plan.spec.budget
+        if budget is None:
+            return
+        cost = {rate: math.inf if each is None else self.cost(each) for rate, each in found.items()}
+        low = max((rate for rate, spent in cost.items() if spent <= budget), default=min(cost) / 2)
+        high = min((rate for rate in cost if rate > low and cost[rate] > budget), default=low)
+        while high > low * (1 + 2 * EXACT):
+            middle = math.sqrt(low * high)
+            found |= cheapest(self.trials, self.cost, [middle], families)
+            each = found[middle]
+            low, high = (low, middle) if each is None or self.cost(each) > budget else (middle, high)
 
     def _levels(self, families: Sequence[int]) -> tuple[float, ...]:
         """Rates from what the smallest deployment can serve to what the largest can; the one that is needed among
@@ -200,21 +207,22 @@ class Finder:
             enough = [point for point in points if point.goodput >= spec.goodput]
             if not enough:
                 most = max(points, key=lambda point: point.goodput)
+                spent = self._worth.spent(most)
                 raise PlanError(
                     f"no deployment serves {spec.goodput:g} requests/s within the SLO",
                     where=where(("spec", "goodput")),
-                    why=f"the most is {most.goodput:.3g} requests/s, for {most.cost:.4g} {spec.prices.unit}",
+                    why=f"the most found is {most.goodput:.3g} requests/s, for {spent:.4g} {spec.prices.unit}",
                     fix="allow more workers, faster links or a looser SLO",
                 )
             return enough
         if spec.budget is not None:
-            paid = [point for point in points if self._paid(point)]
+            paid = [point for point in points if self._worth.paid(point)]
             if not paid:
-                least = min(points, key=self._spent)
+                least = min(point.cost for point in points)
                 raise PlanError(
                     f"no deployment costs at most {spec.budget:g} {spec.prices.unit}",
                     where=where(("spec", "budget")),
-                    why=f"the cheapest found costs {self._spent(least):.4g}, and serves {least.goodput:.3g} requests/s",
+                    why=f"the cheapest found that keeps the SLO costs {least:.4g}",
                     fix="allow fewer workers, or more money",
                 )
             return paid
@@ -223,39 +231,13 @@ class Finder:
     def _best(self, points: Sequence[Point], families: Sequence[int]) -> Point:
         """Raises `PlanError` where none is what the plan asks for."""
         spec = self.setting.plan.spec
-        best = self._worthiest(self._enough(points, families))
+        best = self._worth.best(self._enough(points, families))
         if spec.goodput is not None:
             return best
         if spec.budget is not None:
-            each = (self._spent(best) - best.cost) / best.goodput
-            return improved(self.trials, self.cost, best, within(spec.budget, each), self._paid)
+            each = self._worth.each(best.candidate)
+            return improved(self.trials, self.cost, best, within(spec.budget, each), self._worth.capped)
         return improved(self.trials, self.cost, best, by_bcr)
-
-    def _spent(self, point: Point) -> float:
-        """An hour of it with what it sends, at its goodput."""
-        if all(link.price is None for link in self.setting.loaded.graph.spec.links.values()):
-            return point.cost
-        verdict = self.trials.verdicts("measures what it found", [self.trials.trial(point.candidate, point.goodput)])[0]
-        return self.setting.priced(point.candidate, verdict).total.middle
-
-    def _paid(self, point: Point) -> bool:
-        """Whether the budget is enough for it."""
-        budget = self.setting.plan.spec.budget
-        return budget is None or self._spent(point) <= budget
-
-    def _worthiest(self, points: Sequence[Point]) -> Point:
-        """By what the plan asks for; what falls short of it only where all do."""
-        spec = self.setting.plan.spec
-
-        def worth(point: Point) -> tuple[bool, float, float]:
-            if spec.goodput is not None:
-                enough = point.goodput >= (1 - SHORT) * spec.goodput
-                return enough, -point.cost if enough else point.goodput, point.goodput
-            if spec.budget is not None:
-                return self._paid(point), point.goodput, -point.cost
-            return True, point.bcr, -point.cost
-
-        return max(points, key=worth)
 
     def _hopeless(self, families: Iterable[int]) -> PlanError:
         """None of these keeps the promise at any rate: how near the best of them comes when it is nearly idle."""
@@ -266,14 +248,15 @@ class Finder:
         rates = [max(1e-6, IDLE * self.setting.bounds[each.family].rate(each.sizes)) for each in largest]
         tried = [self.trials.trial(each, rate) for each, rate in zip(largest, rates, strict=True)]
         verdicts = self.trials.verdicts("looks why", tried)
-        best = min(verdicts, key=lambda verdict: (len(verdict.missed), verdict.ttft["p90"]))
+        best = min(verdicts, key=lambda verdict: (len(verdict.missed), verdict.ttft.get("p90", NEVER)))
         slo = self.setting.slo
         tpot = "" if slo.tpot_p90 is None else f", and of {slo.tpot_p90:g} s for each token"
+        seen = f"nearly idle the best has a P90 of {best.ttft['p90']:.3g} s to the first token" if best.ttft else ""
+        paced = f", and of {best.tpot['p90']:.3g} s for each token" if best.tpot else ""
         return PlanError(
             f"no deployment keeps the SLO of {slo.ttft_p90:g} s to the first token{tpot}",
             where=self.setting.document.locate(("spec", "slo")),
-            why=f"nearly idle the best has a P90 of {best.ttft['p90']:.3g} s to the first token, and of "
-            f"{best.tpot['p90']:.3g} s for each token",
+            why=f"{seen}{paced}" or "nearly idle the best answers nobody",
             fix="promise less, or allow hardware with more compute and memory bandwidth",
         )
 

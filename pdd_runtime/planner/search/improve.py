@@ -29,10 +29,10 @@ def improved(
     cost: Callable[[Candidate], float],
     best: Point,
     needed: Needed,
-    allowed: Callable[[Point], bool] = lambda point: True,
+    capped: Callable[[Point], Point] = lambda point: point,
 ) -> Point:
-    """One trial says of each neighbour whether it can be better; of those that can the goodput is found. One that is
-    not `allowed` with that is left out."""
+    """One trial says of each neighbour whether it can be better; of those that can the goodput is found, and
+    `capped`."""
     for _ in range(ROUNDS):
         choices = trials.families[best.candidate.family].choices
         tries = []
@@ -50,8 +50,9 @@ def improved(
         if not better:
             break
         rates = goodputs(trials, "improves it", better)
-        points = [p for p in (Point(c, rate, cost(c)) for c, rate in rates.items()) if allowed(p)]
-        if not points:
+        points = [capped(Point(c, rate, cost(c))) for c, rate in rates.items()]
+        other = max(points, key=lambda point: point.goodput / (needed(point.cost, best) or math.inf))
+        if other.goodput <= (needed(other.cost, best) or math.inf):
             break
-        best = max(points, key=lambda point: point.goodput / (needed(point.cost, best) or math.inf))
+        best = other
     return best

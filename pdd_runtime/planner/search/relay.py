@@ -10,9 +10,7 @@ from typing import Literal
 from pdd_runtime.planner.prices import Range
 from pdd_runtime.planner.search.deployment import Deployment, interval
 from pdd_runtime.planner.search.setting import Setting
-
-SHORT = 0.03
-"""By which part a longer measurement may fall short of the goodput that is needed."""
+from pdd_runtime.planner.search.worth import SHORT
 
 Verdict = Literal["pays", "does not pay", "no difference shown", "not known"]
 By = Literal["goodput / cost", "goodput", "cost"]

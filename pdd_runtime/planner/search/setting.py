@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pdd_runtime.errors import PddError
 from pdd_runtime.graph import Graph, LoadedGraph, load, nearest
@@ -13,14 +14,24 @@ from pdd_runtime.graph.document import Document
 from pdd_runtime.graph.models import Slo
 from pdd_runtime.planner import Workload, read_workload
 from pdd_runtime.planner.cost import Cost, PriceError
+from pdd_runtime.planner.figures import FigureError
 from pdd_runtime.planner.plan_spec import Plan, PlanError, read_plan
 from pdd_runtime.planner.pool_model import PoolModel, pool_models
 from pdd_runtime.planner.profile import PoolProfile, Profile, ProfileError, read_profile
 from pdd_runtime.planner.search.bounds import Bounds
 from pdd_runtime.planner.search.busy import busy_links, busy_pools
 from pdd_runtime.planner.search.demand import Demand
-from pdd_runtime.planner.search.family import Family, as_given, families, relays, with_relays, without_relays
+from pdd_runtime.planner.search.family import (
+    Family,
+    as_given,
+    check_policies,
+    families,
+    relays,
+    with_relays,
+    without_relays,
+)
 from pdd_runtime.planner.search.hits import FewerHits
+from pdd_runtime.planner.search.named import named, placed
 from pdd_runtime.planner.search.point import Candidate
 from pdd_runtime.planner.search.times import Times, percentiles
 from pdd_runtime.planner.search.trial import Trial, Verdict
@@ -48,6 +59,8 @@ class Setting:
     """How many are only compared: all without a relay where every choice has one, or all with one where none has."""
     lacking: str
     """Why there are none of these although a relay could be told of by them; empty: there are, or need not be."""
+    left_out: tuple[str, ...]
+    """Why some choices are not among the families: of them it is not known how fast they are."""
     plugins: PluginManager
     profile: Profile | None
 
@@ -55,12 +68,16 @@ class Setting:
     def read(path: str | Path, overrides: Sequence[str] = ()) -> Setting:
         """Raises `PlanError`, and what graph, workload and models raise."""
         plan, document = read_plan(path, overrides)
-        beside = Path(path).parent
-        loaded = load(_beside(beside, plan.spec.graph), plan.spec.set)
-        workload = read_workload(_beside(beside, plan.spec.workload))
-        profile = read_profile(beside / plan.spec.profile) if plan.spec.profile is not None else None
+        spec, beside = plan.spec, Path(path).parent
+        loaded = named(document, "graph", spec.graph, lambda: load(placed(beside, spec.graph), spec.set))
+        workload = named(document, "workload", spec.workload, lambda: read_workload(placed(beside, spec.workload)))
+        profile = None
+        if (name := spec.profile) is not None:
+            profile = named(document, "profile", name, lambda: read_profile(beside / name))
+        plugins = load_plugins()
+        check_policies(plan, document, plugins)
         chosen = families(plan, loaded, document)
-        setting = Setting(plan, document, loaded, workload, chosen, len(chosen), 0, "", load_plugins(), profile)
+        setting = Setting(plan, document, loaded, workload, chosen, len(chosen), 0, "", (), plugins, profile)
         return setting._modelled()._with_compared()
 
     def _modelled(self) -> Setting:
@@ -70,7 +87,8 @@ class Setting:
         if not kept:
             raise reasons[0]
         given, _ = self._known((as_given(0, self.loaded),))
-        return replace(self, families=_numbered((*kept, *given)), choices=len(kept))
+        left_out = tuple(dict.fromkeys(f"{reason.what}, {reason.why}".rstrip(", ") for reason in reasons))
+        return replace(self, families=_numbered((*kept, *given)), choices=len(kept), left_out=left_out)
 
     def _known(self, some: Sequence[Family]) -> tuple[tuple[Family, ...], list[PddError]]:
         """Of some families those whose times are known, and why others' are not."""
@@ -130,15 +148,16 @@ class Setting:
 
     def _models(self, family: Family) -> Mapping[str, PoolModel]:
         """Raises `PddError` where hardware or model are not known, or do not fit."""
-        spec = self.plan.spec
-        return pool_models(
-            family.smallest,
-            self.plugins,
-            self._profile(family),
-            hardware=spec.hardware,
-            models=spec.models,
-            settings=spec.latency,
-        )
+        spec, profile = self.plan.spec, self._profile(family)
+        figures: dict[str, Any] = {"hardware": spec.hardware, "models": spec.models, "settings": spec.latency}
+        try:
+            return pool_models(family.smallest, self.plugins, profile, **figures)
+        except FigureError as error:
+            pool = error.where.removeprefix("pool ")
+            if pool not in family.kinds:
+                raise
+            where = self.document.locate(("spec", "pools", pool, "hardware"))
+            raise FigureError(f"pool {pool}: {error.what}", where=where, why=error.why, fix=error.fix) from error
 
     def _profile(self, family: Family) -> Profile | None:
         """What was measured, for the pools as this family has them."""
@@ -259,12 +278,6 @@ def _on(said: PoolProfile, hardware: str) -> PoolProfile:
         return said
     latency = said.latency.model_copy(update={"config": {**said.latency.config, "hardware": hardware}})
     return said.model_copy(update={"latency": latency})
-
-
-def _beside(directory: Path, name: str) -> str:
-    """A file beside the plan, where there is one of that name; else the name, for presets and short texts."""
-    there = directory / Path(name).expanduser()
-    return str(there) if there.exists() else name
 
 
 def judge(path: str, overrides: Sequence[str]) -> Callable[[Trial], Verdict]:
