@@ -5,7 +5,7 @@ earns when nothing is cached."""
 
 from __future__ import annotations
 
-from pdd_runtime.planner.latency.roofline import Roofline, RooflineConfig
+from pdd_runtime.planner.latency import Roofline, RooflineConfig
 from pdd_runtime.planner.pool_model import PoolModel
 from pdd_runtime.planner.prices import Tariff
 from pdd_runtime.planner.revenue import bathtub

@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from pdd_runtime.errors import PddError
 from pdd_runtime.experiments.aiperf import require_aiperf
 from pdd_runtime.experiments.report import Measured
@@ -195,4 +197,4 @@ def _from_zero(block: tuple[Session, ...]) -> tuple[Session, ...]:
     begun = block[0].start
     if begun is None:
         return block
-    return tuple(session._replace(start=(session.start or begun) - begun) for session in block)
+    return tuple(replace(session, start=(session.start or begun) - begun) for session in block)

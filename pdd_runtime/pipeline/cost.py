@@ -15,17 +15,19 @@ Times and goodput are as measured, else the constants below.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final
+
+import msgspec
 
 from pdd_runtime.plugins.routing import LinkView, RequestFacts, WorkerView
 
-TOKEN_TIME = 1e-4
+TOKEN_TIME: Final = 1e-4
 """Seconds to compute a token of a prompt, where nobody has measured."""
-REQUEST_TIME = 0.1
+REQUEST_TIME: Final = 0.1
 """Seconds that a request delays the next one where it decodes, where nobody has measured."""
-TOKEN_BYTES = 1 << 16
+TOKEN_BYTES: Final = 1 << 16
 """Of a token's KV, where the worker does not say."""
-LOCAL_RATE = 1.25e9
+LOCAL_RATE: Final = 1.25e9
 """Bytes/s inside a cluster, and over a link of which nothing is known."""
 
 
@@ -47,7 +49,7 @@ def compute(facts: RequestFacts, worker: WorkerView) -> float:
     return lacks * (TOKEN_TIME if each is None else each) if lacks > 0 else 0.0
 
 
-class Way(NamedTuple):
+class Way(msgspec.Struct, frozen=True, gc=False):
     """From a worker to others of one cluster."""
 
     start: float

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
+import msgspec
 import xxhash
 
 from pdd_runtime.errors import NoRoute
@@ -15,11 +16,12 @@ from pdd_runtime.plugins.routing import ClusterView, EdgeView, LinkView, Request
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
-NEAR, NEAR_TIME = 0.02, 0.001
+NEAR: Final = 0.02
+NEAR_TIME: Final = 0.001
 """Costs that differ by less than this part, or by less than so many seconds more, are as good as each other."""
 
 
-class Placement(NamedTuple):
+class Placement(msgspec.Struct, frozen=True):
     """The best workers for one request, whatever kind of route it then takes."""
 
     main: WorkerView
@@ -39,15 +41,8 @@ _Best: TypeAlias = tuple[float, WorkerView]
 """Of one pool: the least cost, and a worker that costs as much as that, nearly."""
 
 
-class _Pair(NamedTuple):
-    """The best workers of two pools that an edge joins."""
-
-    cost: float
-    prefill: WorkerView
-    main: WorkerView
-    relay: WorkerView | None
-    edge: EdgeView
-    way: LinkView | None
+_Pair: TypeAlias = tuple[float, WorkerView, WorkerView, WorkerView | None, EdgeView, LinkView | None]
+"""The best workers of two pools that an edge joins: what they cost, prefill, main, relay, edge, way."""
 
 
 def place(facts: RequestFacts, view: ClusterView) -> Placement:
@@ -105,14 +100,15 @@ def _pairs(facts: RequestFacts, view: ClusterView, pools: Mapping[str, list[Work
         between_them, hidden = None, math.inf
         if there:
             _, between_them, hidden = there[0] if len(there) == 1 else _pick(facts, there, _worker_name)
-        start, each = way(prefill, link)
+        there_in = way(prefill, link)
+        start, each = there_in.start, there_in.token
         scored = []
         for worker in targets:
             lacks = prompt - worker.cached_tokens
             takes = start + lacks * each if lacks > 0 else 0.0
             scored.append((takes + (takes if takes < hidden else hidden) + wait(facts, worker), worker))
         taken, main = _best(facts, scored)
-        pairs.append(_Pair(made + taken, prefill, main, between_them, edge, link))
+        pairs.append((made + taken, prefill, main, between_them, edge, link))
     return pairs
 
 
@@ -145,7 +141,8 @@ def _worker_name(each: tuple[Any, ...]) -> str:
 
 
 def _pair_name(pair: _Pair) -> str:
-    return f"{pair.edge.source} {pair.edge.target}"
+    edge = pair[4]
+    return f"{edge.source} {edge.target}"
 
 
 def _pick(facts: RequestFacts, candidates: Sequence[T], name: Callable[[T], str]) -> T:
@@ -161,10 +158,10 @@ def _pick(facts: RequestFacts, candidates: Sequence[T], name: Callable[[T], str]
 
 
 def _why(facts: RequestFacts, pair: _Pair) -> str:
-    prefill, main = pair.prefill, pair.main
+    _, prefill, main, _, edge, link = pair
     queued = wait(facts, prefill), wait(facts, main)
-    takes = way(prefill, pair.way).takes(lacking(facts, main))
-    over = f"over {pair.edge.link}" if pair.edge.link else "on their way"
+    takes = way(prefill, link).takes(lacking(facts, main))
+    over = f"over {edge.link}" if edge.link else "on their way"
     return (
         f"{prefill.key} and {main.key} cost least: {queued[0]:.2g} s in queue and "
         f"{compute(facts, prefill):.2g} s for {lacking(facts, prefill)} tokens, {takes:.2g} s {over} for "

@@ -4,50 +4,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-import msgspec
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
-from pdd_runtime.graph.units import Duration
 from pdd_runtime.pipeline.placement import Placement, place
-from pdd_runtime.plugins import hookimpl
-from pdd_runtime.plugins.routing import ClusterView, Finishing, RequestFacts, Route, RoutingPolicy
-
-
-class NoConfig(BaseModel, extra="forbid"):
-    """Nothing to set."""
-
-
-class FinishOnRelay(BaseModel, extra="forbid", use_attribute_docstrings=True):
-    """Which requests end on the relay, and how many. Main never gets their KV: were they many, main's hit rate would
-    fall behind prefill's, and ever more requests would need a relay."""
-
-    max_tokens: int = Field(default=64, ge=1)
-    """Answers that may be longer go on to main."""
-    cached: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Prompts of which prefill has cached more than this share belong to a conversation, and go on to main, unless the
-    request says that nothing will build on it."""
-    requests: float = Field(default=0.05, ge=0.0, le=1.0)
-    """At most this share of requests."""
-    slots: float = Field(default=0.25, gt=0.0, le=1.0)
-    """At most this share of a relay's batch."""
-    hit_rate_gap: float = Field(default=0.05, ge=0.0, le=1.0)
-    """None while main's hit rate is more than this below prefill's."""
-
-
-class RelayingConfig(BaseModel, extra="forbid"):
-    finish_on_relay: FinishOnRelay | None = None
-    """Let requests that nothing will build on end on the relay, within its `max_tokens` (64 of the answer), `cached`
-    (0.1 of the prompt), `requests` (0.05 of all), `slots` (0.25 of a relay's batch) and `hit_rate_gap` (0.05)."""
-
-
-class HitThresholdConfig(RelayingConfig):
-    threshold: float = Field(default=0.9, ge=0.0, le=1.0)
-    """A prompt with at least this share of its tokens cached on main needs no relay: little crosses the link."""
-
-
-class PredictiveConfig(RelayingConfig):
-    budget: Duration = 0.3
-    """How long a user may wait for the KV's way to main before a relay is worth it, e.g. `300ms`."""
+from pdd_runtime.pipeline.routing_config import (
+    FinishOnRelay,
+    HitThresholdConfig,
+    NoConfig,
+    PredictiveConfig,
+    RelayingConfig,
+)
+from pdd_runtime.plugins.routing import (
+    ClusterView,
+    Finishing,
+    RequestFacts,
+    Route,
+    RouteKind,
+    RoutingPolicy,
+    WorkerKey,
+    WorkerView,
+)
 
 
 class PlacingPolicy(RoutingPolicy):
@@ -55,31 +31,43 @@ class PlacingPolicy(RoutingPolicy):
 
     def plan(self, facts: RequestFacts, view: ClusterView) -> Route:
         placement = place(facts, view)
-        route = self._along(facts, view, placement)
-        if not placement.why:
-            return route
-        return msgspec.structs.replace(route, reason=f"{route.reason}; {placement.why}")
+        if placement.prefill is None:
+            return Route(
+                kind="A", main=placement.main.key, reason=_with("an aggregated pool serves it alone", placement)
+            )
+        kind, relay, reason = self._along(facts, view, placement, placement.prefill)
+        return Route(
+            kind=kind,
+            main=placement.main.key,
+            prefill=placement.prefill.key,
+            relay=relay,
+            reason=_with(reason, placement),
+        )
 
     @abstractmethod
     def relays(self, facts: RequestFacts, placement: Placement) -> tuple[bool, str]:
         """Is a relay wanted, and why (not)?"""
 
-    def _along(self, facts: RequestFacts, view: ClusterView, placement: Placement) -> Route:
-        if placement.prefill is None:
-            return Route(kind="A", main=placement.main.key, reason="an aggregated pool serves it alone")
-        main, prefill, relay = placement.main.key, placement.prefill.key, placement.relay
+    def _along(
+        self, facts: RequestFacts, view: ClusterView, placement: Placement, prefill: WorkerView
+    ) -> tuple[RouteKind, WorkerKey | None, str]:
+        """Which kind of route, over which relay, and why."""
         if facts.max_tokens == 1:
-            reason = "the one token asked for comes from prefill"
-            return Route(kind="P-MD", main=main, prefill=prefill, reason=reason)
+            return "P-MD", None, "the one token asked for comes from prefill"
         relayed, reason = self.relays(facts, placement)
         if not relayed:
-            return Route(kind="P-MD", main=main, prefill=prefill, reason=reason)
+            return "P-MD", None, reason
+        relay = placement.relay
         if relay is None:
-            return Route(kind="P-MD", main=main, prefill=prefill, reason=f"no relay is there, though {reason}")
+            return "P-MD", None, f"no relay is there, though {reason}"
         limits = self.config.finish_on_relay if isinstance(self.config, RelayingConfig) else None
         if limits is not None and (why := singular(limits, facts, placement, view.finishing)):
-            return Route(kind="P-RLD", main=main, prefill=prefill, relay=relay.key, reason=f"{why}, and {reason}")
-        return Route(kind="P-RLD-MD", main=main, prefill=prefill, relay=relay.key, reason=reason)
+            return "P-RLD", relay.key, f"{why}, and {reason}"
+        return "P-RLD-MD", relay.key, reason
+
+
+def _with(reason: str, placement: Placement) -> str:
+    return f"{reason}; {placement.why}" if placement.why else reason
 
 
 def singular(limits: FinishOnRelay, facts: RequestFacts, placement: Placement, finishing: Finishing) -> str:
@@ -106,15 +94,21 @@ class HitThreshold(PlacingPolicy):
     name = "hit-threshold"
     Config = HitThresholdConfig
 
+    def __init__(self, config: BaseModel) -> None:
+        assert isinstance(config, HitThresholdConfig)
+        super().__init__(config)
+        self._threshold = config.threshold
+        self._enough = f"at least the threshold of {config.threshold:.0%}"
+        self._too_few = f"below the threshold of {config.threshold:.0%}"
+
     def relays(self, facts: RequestFacts, placement: Placement) -> tuple[bool, str]:
-        assert isinstance(self.config, HitThresholdConfig)
         if placement.link is None:
             return False, "prefill and main are in one cluster: no wait for a relay to hide"
-        hit = min(placement.main.cached_tokens, facts.prompt_tokens) / max(1, facts.prompt_tokens)
-        share = f"{placement.main.cached_tokens} of {facts.prompt_tokens} prompt tokens ({hit:.0%}) are cached on main"
-        if hit >= self.config.threshold:
-            return False, f"{share}, at least the threshold of {self.config.threshold:.0%}"
-        return True, f"{share}, below the threshold of {self.config.threshold:.0%}"
+        cached, prompt = placement.main.cached_tokens, facts.prompt_tokens
+        hit = min(cached, prompt) / max(1, prompt)
+        relayed = hit < self._threshold
+        why = self._too_few if relayed else self._enough
+        return relayed, f"{cached} of {prompt} prompt tokens ({round(100 * hit)}%) are cached on main, {why}"
 
 
 class Predictive(PlacingPolicy):
@@ -173,8 +167,3 @@ class NeverRelay(PlacingPolicy):
 
     def relays(self, facts: RequestFacts, placement: Placement) -> tuple[bool, str]:
         return False, "the policy is to relay never"
-
-
-@hookimpl
-def pdd_register_routing_policies() -> list[type[RoutingPolicy]]:
-    return [HitThreshold, Predictive, AlwaysRelay, NeverRelay]

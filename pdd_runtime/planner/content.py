@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pdd_runtime.planner.session import Spans
 
-_TURNS = 1 << 20
+_TURNS: Final = 1 << 20
 """Chains of a session: more than it can have turns."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from pdd_runtime.planner.session import Session, Spans, Turn
 if TYPE_CHECKING:
     from pdd_runtime.planner.workload import Workload
 
-_BATCH = 1024
-_MOST = 1 << 40
+_BATCH: Final = 1024
+_MOST: Final = 1 << 40
 """Tokens of anything: what is drawn beyond is cut."""
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 Spans = tuple[tuple[int, int], ...]
 """Tokens by where they came up first: (chain, how many of its leading tokens). A chain is a run of tokens that first
 stood in one request; two requests begin alike as far as their spans do."""
 
 
-class Turn(NamedTuple):
+class Turn(msgspec.Struct, frozen=True, gc=False):
     """One request of a session. Lengths are tokens."""
 
     reused: int
@@ -28,7 +28,7 @@ class Turn(NamedTuple):
         return self.reused + self.fresh
 
 
-class Session(NamedTuple):
+class Session(msgspec.Struct, frozen=True, gc=False):
     """Its requests go one after the other."""
 
     number: int

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
+from msgspec.structs import replace
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -146,5 +147,5 @@ class Workload(BaseModel):
 def first(sessions: Iterator[Session], requests: int) -> Iterator[Session]:
     """The first so many requests; a session that has more of them is cut."""
     while requests > 0 and (session := next(sessions, None)) is not None:
-        yield session if len(session.turns) <= requests else session._replace(turns=session.turns[:requests])
+        yield session if len(session.turns) <= requests else replace(session, turns=session.turns[:requests])
         requests -= len(session.turns)

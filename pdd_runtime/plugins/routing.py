@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 from pydantic import BaseModel
@@ -118,11 +118,14 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
+RouteKind: TypeAlias = Literal["P-RLD-MD", "P-MD", "A", "P-RLD"]
+
+
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """What one request takes. `P-RLD-MD`: all three; `P-MD`: no relay; `A`: `main` alone, an aggregated worker;
     `P-RLD`: the relay serves it to its end, and `main` is the one that would have taken over."""
 
-    kind: Literal["P-RLD-MD", "P-MD", "A", "P-RLD"]
+    kind: RouteKind
     main: WorkerKey
     prefill: WorkerKey | None = None
     relay: WorkerKey | None = None

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from pdd_runtime.planner.latency.roofline import Roofline, RooflineConfig
+from pdd_runtime.planner.latency import Roofline, RooflineConfig
 from pdd_runtime.planner.pool_model import PoolModel
 from pdd_runtime.planner.prices import Range, Tariff
 from pdd_runtime.planner.revenue import bathtub, prefill_time, request_revenue

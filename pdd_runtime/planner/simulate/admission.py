@@ -104,10 +104,10 @@ class Admission:
 
     def _limit(self, pool: Pool) -> None:
         """Set what its workers take."""
-        own, batch = self._spec.pools.get(pool.name), pool.model.batch_limit
+        own, batch = self._spec.pools.get(pool.name), pool.batch_limit
         pool.least = (own and own.requests) or batch
         pool.most_waiting = math.ceil(QUEUED * batch) if pool.role != "relay" else 1 << 60
-        pool.most_tokens = (own and own.tokens) or pool.model.capacity
+        pool.most_tokens = (own and own.tokens) or pool.capacity
 
     def _find(self, visit: Visit) -> Route | None:
         """A route that has room; None: there is none, or no worker."""
@@ -149,7 +149,7 @@ class Admission:
         edge = world.ways.edge(route.prefill.pool, route.main.pool)
         if edge is None:
             return False
-        size = world.workers[route.prefill].pool.model.kv_token * (prompt - world.workers[route.main].hit)
+        size = world.workers[route.prefill].pool.kv_token * (prompt - world.workers[route.main].hit)
         queued = self.promised[edge]
         if not size or not queued or queued + size <= self._most_bytes[edge[0]]:
             return False
@@ -163,7 +163,7 @@ class Admission:
 
     def _most(self, pool: Pool) -> int:
         """Requests that each of its workers takes at once."""
-        own, batch = self._spec.pools.get(pool.name), pool.model.batch_limit
+        own, batch = self._spec.pools.get(pool.name), pool.batch_limit
         if own and own.requests:
             return own.requests
         ahead = AHEAD.get(pool.role)

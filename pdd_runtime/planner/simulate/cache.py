@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Spans: TypeAlias = Sequence[tuple[int, int]]
 """A sequence of tokens: (chain, tokens) each, the leading tokens of one chain behind those of the one before. A chain
 always follows the same tokens."""
 
-PIECES = 256
+PIECES: Final = 256
 """What nobody will ask for is kept in about so many pieces, each as old as the oldest in it."""
 
 

@@ -10,11 +10,11 @@ from bisect import bisect_left
 from collections import deque
 from heapq import heappop, heappush
 from math import ceil, floor, inf
-from typing import Protocol
+from typing import Final, Protocol
 
 from pdd_runtime.planner.simulate.pool import Pool, Worker
 
-_SLACK = 1e-6
+_SLACK: Final = 1e-6
 """Of a step: rounding."""
 
 
@@ -91,16 +91,16 @@ class DecodeWorker(Worker):
     def extend(self, context: int, tokens: int) -> float:
         """Compute the last `tokens` of `context` known ones, beside what is decoded. Returns when it is done."""
         self._advance()
-        now, model = self.events.now, self.pool.model
+        now, pool = self.events.now, self.pool
         if self.running:
             self._delay(self._extra(context, tokens))
             done = self._boundary + self._step
             self._reschedule()
         else:
             seconds = self._passes(context, tokens)
-            self.pool.busy += seconds
+            pool.busy += seconds
             done = self._boundary = max(now, self._boundary) + seconds
-        self.pool.request_time.add((done - now) / model.batch_limit, 1)
+        pool.request_time.add((done - now) / pool.batch_limit, 1)
         return done
 
     def made(self, sequence: Sequence) -> int:
@@ -156,12 +156,12 @@ class DecodeWorker(Worker):
     def _takes(self, sequence: Sequence) -> bool:
         """There is a place in the batch, and room for all of its KV: what is only cached goes for it. One that finds
         nobody there always fits."""
-        there, model = self.running + len(self._computing), self.pool.model
-        return there < model.batch_limit and (self._needed + sequence.need <= model.capacity or not there)
+        there, pool = self.running + len(self._computing), self.pool
+        return there < pool.batch_limit and (self._needed + sequence.need <= pool.capacity or not there)
 
     def _enter(self, sequence: Sequence) -> None:
         self._needed += sequence.need
-        if sequence.extend <= self.pool.model.chunk:
+        if sequence.extend <= self.pool.chunk:
             self._join(sequence)
             return
         self._computing.append(sequence)
@@ -170,23 +170,23 @@ class DecodeWorker(Worker):
 
     def _pass(self, epoch: int) -> None:
         """The next chunk of the oldest of those whose known tokens take several passes."""
-        computing, model = self._computing, self.pool.model
+        computing, pool = self._computing, self.pool
         if epoch != self.epoch or not computing:
             return
         sequence = computing[0]
-        if sequence.extend <= model.chunk:
+        if sequence.extend <= pool.chunk:
             computing.popleft()
             self._join(sequence)
         else:
             self._advance()
-            at = sequence.context - sequence.extend + model.chunk
-            sequence.extend -= model.chunk
+            at = sequence.context - sequence.extend + pool.chunk
+            sequence.extend -= pool.chunk
             if self.running:
-                self._delay(self._extra(at, model.chunk))
+                self._delay(self._extra(at, pool.chunk))
                 self._reschedule()
             else:
-                seconds = model.latency.prefill(model.chunk, at - model.chunk)
-                self.pool.busy += seconds
+                seconds = pool.latency.prefill(pool.chunk, at - pool.chunk)
+                pool.busy += seconds
                 self._boundary = max(self.events.now, self._boundary) + seconds
         if computing:
             self.events.push(self._boundary + (self._step if self.running else 0.0), self._pass, epoch)
@@ -224,7 +224,7 @@ class DecodeWorker(Worker):
         self.running -= 1
         self._needed -= sequence.need
         self._context -= sequence.context + max(0, self._steps - sequence.start)
-        self.pool.request_time.add((self.events.now - sequence.since) / self.pool.model.batch_limit, 1)
+        self.pool.request_time.add((self.events.now - sequence.since) / self.pool.batch_limit, 1)
 
     def _fill(self) -> None:
         if self.running:
@@ -257,11 +257,11 @@ class DecodeWorker(Worker):
     def _price(self) -> None:
         # Contexts grow: as they are halfway to the next end, which is the next change at the latest.
         growth = (self._ends[0][0] - self._steps) / 2 if self._ends else 0.0
-        self._step = self.pool.model.latency.decode(self.running, self._context / self.running + max(0.0, growth))
+        self._step = self.pool.latency.decode(self.running, self._context / self.running + max(0.0, growth))
 
     def _extra(self, context: int, tokens: int) -> float:
         """Seconds that a step takes longer because so many known tokens are computed in it instead of one."""
-        latency = self.pool.model.latency
+        latency = self.pool.latency
         before = context - tokens
         seconds = self._passes(context, tokens) - latency.prefill(1, before)
         self.pool.busy += max(0.0, seconds)
@@ -269,14 +269,13 @@ class DecodeWorker(Worker):
 
     def _passes(self, context: int, tokens: int) -> float:
         """Seconds of passes over the last `tokens` of `context` known ones."""
-        model = self.pool.model
-        prefill, chunk = model.latency.prefill, model.chunk
+        latency, chunk = self.pool.latency, self.pool.chunk
         seconds, at = 0.0, context - tokens
         while tokens > chunk:
-            seconds += prefill(chunk, at)
+            seconds += latency.prefill(chunk, at)
             at += chunk
             tokens -= chunk
-        return seconds + prefill(tokens, at)
+        return seconds + latency.prefill(tokens, at)
 
     # Ends
 

@@ -28,14 +28,14 @@ class Fetch:
     ) -> None:
         """`hit`: leading tokens of the `prompt` that are there. `arrived` is called when the rest is, too."""
         line, delay = way
-        model = source.pool.model
-        self.target, self.hit, self._events, self._token = target, hit, events, model.kv_token
-        self._block, self._constant = model.block, model.kv_constant
-        self._sent = hit - hit % model.block
+        pool = source.pool
+        self.target, self.hit, self._events, self._token = target, hit, events, pool.kv_token
+        self._block, self._constant = pool.block, pool.kv_constant
+        self._sent = hit - hit % pool.block
         # The frontend asks the receiver, and the receiver the sender.
         self._subscribed = events.now + target.pool.delay + delay
         lacks = hit < prompt
-        self.size = model.kv_bytes(self._blocks(prompt) - self._sent) if lacks else 0.0
+        self.size = self._constant + self._token * (self._blocks(prompt) - self._sent) if lacks else 0.0
         """Bytes in all."""
         self._transfer: Transfer | None = None
         if self.size:
@@ -59,6 +59,10 @@ class Fetch:
         """It is not wanted any more."""
         if self._transfer is not None:
             self._transfer.cancel()
+
+    def let_go(self) -> None:
+        """Who asked needs it no more, and is not known to it any more."""
+        self._transfer = None
 
     def _blocks(self, tokens: int) -> int:
         """Tokens of the blocks in which so many lie."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from pdd_runtime.planner.content import extended
 from pdd_runtime.planner.session import Turn
 from pdd_runtime.planner.simulate.cache import SimCache
@@ -73,7 +75,7 @@ class Flight:
         """What is left to do, as a request of its own."""
         before = self.before + self.known
         spans = extended(self.turn.spans, before)
-        return self.turn._replace(fresh=self.turn.fresh + before, output=self.turn.output - before, spans=spans)
+        return replace(self.turn, fresh=self.turn.fresh + before, output=self.turn.output - before, spans=spans)
 
     # Where it goes
 
@@ -292,7 +294,7 @@ class Flight:
 
     def let_go(self) -> None:
         """What knows it is not known to it any more, so that both go at once."""
-        del self.main_fetch
+        self.main_fetch.let_go()
         self.decoding = None
 
     def _leave_main(self) -> None:

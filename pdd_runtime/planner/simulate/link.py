@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from pdd_runtime.planner.simulate.events import Events, Handle
 from pdd_runtime.planner.simulate.sharing import Fair, Ordered, Sharing
 
-SHORTEST, LONGEST = 0.1, 0.5
+SHORTEST: Final = 0.1
+LONGEST: Final = 0.5
 """Seconds of one sample of goodput."""
-MEMORY = 2.0
+MEMORY: Final = 2.0
 """Seconds after which a sample counts for 1/e."""
-DUST = 1e-3
+DUST: Final = 1e-3
 """Bytes: fewer than these are rounding errors."""
 
 

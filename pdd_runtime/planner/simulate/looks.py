@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from pdd_runtime.planner.simulate.pool import DEAD, Pool
 from pdd_runtime.planner.simulate.ways import Ways
 
-EVERY = 16
+EVERY: Final = 16
 """One of so many requests looks."""
 
 

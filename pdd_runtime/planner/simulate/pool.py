@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pdd_runtime.planner.pool_model import PoolModel
 from pdd_runtime.planner.simulate.cache import SimCache
@@ -11,11 +11,11 @@ from pdd_runtime.plugins.routing import Role, WorkerKey
 if TYPE_CHECKING:
     from pdd_runtime.planner.simulate.events import Events
 
-WINDOW = 32
+WINDOW: Final = 32
 """Requests after which what was measured before counts for half, as `pdd_runtime.worker.work` has it."""
 
 
-DEAD = 1 << 60
+DEAD: Final = 1 << 60
 """More sessions than any worker has."""
 
 
@@ -48,9 +48,12 @@ class Pool:
 
     def __init__(self, events: Events, name: str, role: Role, cluster: str, model: PoolModel, delay: float) -> None:
         """`delay`: seconds of a message between the frontend and its workers, one way."""
-        self.events, self.name, self.role, self.cluster, self.model, self.delay = (
-            events, name, role, cluster, model, delay,
+        self.events, self.name, self.role, self.cluster, self.delay = events, name, role, cluster, delay
+        self.latency = model.latency
+        self.batch_limit, self.chunk, self.capacity, self.block = (
+            model.batch_limit, model.chunk, model.capacity, model.block,
         )  # fmt: skip
+        self.kv_constant, self.kv_token = model.kv_constant, model.kv_token
         self.workers: list[Worker] = []
         self.loads: list[int] = []
         """Sessions that need each of them; `DEAD` for one that is not there."""
@@ -75,7 +78,7 @@ class Worker:
         self.pool, self.index, self.events = pool, index, pool.events
         self.epoch = 1
         self.key = WorkerKey(pool.name, index, "1")
-        self.cache = SimCache(pool.model.capacity, pool.model.block, pool.holders, index)
+        self.cache = SimCache(pool.capacity, pool.block, pool.holders, index)
         self.tokens = 0
         """That those that need it will need there, as admission reckons."""
         self.alive = True

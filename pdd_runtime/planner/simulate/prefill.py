@@ -73,9 +73,9 @@ class PrefillWorker(Worker):
         self.running, self.waiting = len(self._jobs), len(self._queue)
 
     def _next(self) -> None:
-        jobs, queue, model = self._jobs, self._queue, self.pool.model
+        jobs, queue, pool = self._jobs, self._queue, self.pool
         now = self.events.now
-        while queue and len(jobs) < model.batch_limit:
+        while queue and len(jobs) < pool.batch_limit:
             prompt = queue.popleft()
             cached = min(self.cache.hit(prompt.spans), prompt.prompt - 1)
             jobs.append(_Job(prompt, cached, prompt.prompt - cached))
@@ -88,14 +88,14 @@ class PrefillWorker(Worker):
         self._passing = True
         if len(jobs) == 1:
             job = jobs[0]
-            tokens = job.left if job.left < model.chunk else model.chunk
-            seconds = model.latency.prefill(tokens, job.context)
+            tokens = job.left if job.left < pool.chunk else pool.chunk
+            seconds = pool.latency.prefill(tokens, job.context)
             parts: tuple[tuple[_Job, int], ...] = ((job, tokens),)
         else:
-            parts = self._share(model.chunk)
+            parts = self._share(pool.chunk)
             total = sum([tokens for _, tokens in parts])
             context = sum([tokens * job.context for job, tokens in parts]) // total
-            seconds = model.latency.prefill(total, context)
+            seconds = pool.latency.prefill(total, context)
         self.pool.busy += seconds
         self.events.push(now + seconds, self._passed, self.epoch, parts, seconds)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pdd_runtime.planner.simulate.histogram import Histogram
 from pdd_runtime.planner.simulate.outcome import METRICS, Outcome, Pairs
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pdd_runtime.planner.simulate.flight import Flight
     from pdd_runtime.planner.simulate.visit import Visit
 
-_FLUSH = 4096
+_FLUSH: Final = 4096
 
 
 class Recorder:

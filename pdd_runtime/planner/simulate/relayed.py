@@ -246,7 +246,8 @@ class Relayed(Flight):
         if world.strategy.carries == "kv" and self.known > 1:
             source, target = self.relay.pool.name, self.main.pool.name
             # The last token's own KV is not there: nobody has read that token yet.
-            size = self.relay.pool.model.kv_bytes(self.known - 1)
+            pool = self.relay.pool
+            size = pool.kv_constant + pool.kv_token * (self.known - 1)
             way, delay = world.ways.between(source, target)
             transfer = way.open(size, self._relay_kv_arrived)
             world.events.push(world.events.now + self.main.pool.delay + delay, transfer.add, size)
@@ -300,7 +301,7 @@ class Relayed(Flight):
 
     @property
     def _load(self) -> float:
-        return self.relay.requests / self.relay.pool.model.batch_limit
+        return self.relay.requests / self.relay.pool.batch_limit
 
     # When a worker is lost
 
@@ -323,7 +324,7 @@ class Relayed(Flight):
 
     def let_go(self) -> None:
         super().let_go()
-        del self.relay_fetch
+        self.relay_fetch.let_go()
         self.relaying = None
 
     def give_up(self, worker: Worker) -> None:

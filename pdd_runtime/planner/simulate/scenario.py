@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from pdd_runtime.errors import PddError
 from pdd_runtime.graph import Graph
@@ -13,7 +13,7 @@ from pdd_runtime.planner.profile import Profile
 from pdd_runtime.planner.simulate.link import LinkModel
 from pdd_runtime.plugins import PluginManager
 
-LOCAL_RATE = 1.25e9
+LOCAL_RATE: Final = 1.25e9
 """Bytes/s of KV inside a cluster, unless the scenario says otherwise."""
 
 

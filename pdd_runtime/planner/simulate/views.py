@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from pdd_runtime.graph import Graph
 from pdd_runtime.planner.simulate.cache import Spans
@@ -11,7 +12,7 @@ from pdd_runtime.planner.simulate.pool import DEAD, Pool
 from pdd_runtime.planner.simulate.ways import Ways
 from pdd_runtime.plugins.routing import ClusterView, EdgeView, Finishing, LinkView, WorkerKey, WorkerView
 
-FEW = 4
+FEW: Final = 4
 """Workers that have something of a prompt that others lack, of whom all are shown."""
 
 
@@ -48,7 +49,7 @@ class Views:
         """For a prompt; without some workers, and without the edges that bring KV over some links."""
         workers: list[WorkerView] = []
         for pool in self._pools:
-            members, model = pool.workers, pool.model
+            members = pool.workers
             for place in self._all(pool, without) if self._whole or without else self._best(pool, spans):
                 worker = members[place]
                 requests, running, key = pool.loads[place], worker.running, worker.key
@@ -63,7 +64,7 @@ class Views:
                         cached_tokens=cached,
                         running=running,
                         waiting=requests - running,
-                        batch_limit=model.batch_limit,
+                        batch_limit=pool.batch_limit,
                         token_bytes=pool.token_bytes,
                         token_time=pool.token_time.each,
                         request_time=pool.request_time.each,
