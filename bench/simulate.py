@@ -1,69 +1,146 @@
-"""How many requests a second the simulator does on one core, in CPU time of the process: the PDD report's deployment
-(10 prefill workers, 1 relay, 16 mains, a link) under its workload, and the same without relays.
+"""How many requests a second the simulator does on one core: the PDD report's deployment (10 prefill workers, 1 relay,
+16 mains, a link) under its workload, by three routing policies; as sources, and compiled (for which a wheel is built, by
+a C compiler, in a minute). Both in turn, so that their ratio holds on a machine whose speed varies.
 
-    .venv/bin/python bench/simulate.py [--requests N] [--rounds R]
+    .venv/bin/python bench/simulate.py [--requests N] [--rounds R] [--sources]
 
-The CPU time of a request is told as the least and the median over slices of a run: on a computer that others use as
-well, the least is nearest to what it takes. The peak of memory is told for a tenth of the requests and for all.
+The CPU time of a request is told as the least and the median over slices of runs: on a computer that others use as
+well, the least is nearest to what it takes. So is that of one turn of an empty loop, by which figures of different
+machines can be compared. The peak of memory is told for a tenth of the requests and for all.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import resource
+import shutil
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+import zipfile
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from pdd_runtime.graph import load
-from pdd_runtime.planner import read_workload
-from pdd_runtime.planner.pool_model import pool_models
-from pdd_runtime.planner.simulate import Outcome, Scenario, simulate
-from pdd_runtime.plugins import load_plugins
-
-GRAPH = Path(__file__).parents[1] / "examples/report/graphs/pdd.yaml"
+ROOT = Path(__file__).parents[1]
+GRAPH = ROOT / "examples/report/graphs/pdd.yaml"
 SLICE = 500
 """Requests of which the time is taken together."""
+LOOP = 1_000_000
+ROUTINGS = ("hit-threshold", "predictive", "never-relay")
 
 
-def slices(scenario: Scenario, requests: int, seed: int) -> list[float]:
-    """CPU seconds of a request, in each slice of a run."""
+def one(routing: str, requests: int, seed: int) -> dict[str, Any]:
+    """CPU seconds of a request in each slice of a run, and of an empty loop beside them; megabytes at a tenth of the
+    requests and at the end."""
+    from pdd_runtime.graph import load
+    from pdd_runtime.planner import read_workload
+    from pdd_runtime.planner.pool_model import pool_models
+    from pdd_runtime.planner.simulate import Outcome, Scenario, simulate
+    from pdd_runtime.plugins import load_plugins
+
+    plugins = load_plugins()
+    graph = load(GRAPH, [f"spec.routing={{plugin: {routing}}}"]).graph
+    scenario = Scenario(graph, pool_models(graph, plugins), plugins)
     marks: list[float] = []
-    count = 0
+    count, little = 0, 0.0
 
     def observe(_: Outcome) -> None:
-        nonlocal count
+        nonlocal count, little
         count += 1
         if count % SLICE == 0:
             marks.append(time.process_time())
+        if count == requests // 10:
+            little = megabytes()
 
+    loop = empty_loop()
     simulate(scenario, read_workload("report"), requests=requests, seed=seed, observe=observe)
-    return [(later - before) / SLICE for before, later in pairwise(marks)]
+    slices = [(later - before) / SLICE for before, later in pairwise(marks)]
+    return {"slices": slices, "loop": min(loop, empty_loop()), "little": little, "most": megabytes()}
+
+
+def empty_loop() -> float:
+    """CPU seconds of one turn."""
+    began = time.process_time()
+    for _ in range(LOOP):
+        pass
+    return (time.process_time() - began) / LOOP
 
 
 def megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=50_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
-    plugins = load_plugins()
-    print(f"{'routing':>14} {'least us':>9} {'median us':>9} {'requests/s':>11} {'MB, a tenth':>12} {'MB':>6}")
-    for routing in ("hit-threshold", "predictive", "never-relay"):
-        graph = load(GRAPH, [f"spec.routing={{plugin: {routing}}}"]).graph
-        scenario = Scenario(graph, pool_models(graph, plugins), plugins)
-        slices(scenario, asked.requests // 10, 0)
-        little = megabytes()
-        took = [each for seed in range(asked.rounds) for each in slices(scenario, asked.requests, seed)]
-        least, median = min(took), statistics.median(took)
+def compiled(into: Path) -> Path:
+    """Build a wheel whose simulator is compiled, and unpack it."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    environment = os.environ | {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true"}
+    subprocess.run([*command, "--wheel-dir", str(into), str(ROOT)], check=True, env=environment)
+    (wheel,) = into.glob("*.whl")
+    unpacked = into / "unpacked"
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(unpacked)
+    return unpacked
+
+
+def asked_of(tree: Path, *arguments: object) -> dict[str, Any]:
+    """One run, in a process of its own that takes the package from `tree`."""
+    command = [sys.executable, __file__, "--one", *map(str, arguments)]
+    made = subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(tree)}, stdout=subprocess.PIPE)
+    answer: dict[str, Any] = json.loads(made.stdout)
+    return answer
+
+
+def table(found: Mapping[tuple[str, str], list[dict[str, Any]]]) -> None:
+    print(
+        f"{'routing':>14} {'':>9} {'least us':>9} {'median us':>9} {'requests/s':>11} {'empty loops':>12} "
+        f"{'MB, a tenth':>12} {'MB':>6}"
+    )
+    leasts = {}
+    for (routing, form), runs in found.items():
+        slices = [each for run in runs for each in run["slices"]]
+        least, median = min(slices), statistics.median(slices)
+        leasts[routing, form] = least
         print(
-            f"{routing:>14} {least * 1e6:>9.1f} {median * 1e6:>9.1f} {1 / least:>11,.0f} {little:>12.0f} "
-            f"{megabytes():>6.0f}"
+            f"{routing:>14} {form:>9} {least * 1e6:>9.1f} {median * 1e6:>9.1f} {1 / least:>11,.0f} "
+            f"{least / min(run['loop'] for run in runs):>12,.0f} "
+            f"{max(run['little'] for run in runs):>12.0f} {max(run['most'] for run in runs):>6.0f}"
         )
+    for routing in ROUTINGS:
+        if (routing, "compiled") in leasts:
+            ratio = leasts[routing, "sources"] / leasts[routing, "compiled"]
+            print(f"{routing}: compiled, {ratio:.2f} times as fast")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sources", action="store_true", help="the sources alone: nothing is built")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        routing, requests, seed = asked.one
+        print(json.dumps(one(routing, int(requests), int(seed))))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        trees = {"sources": ROOT}
+        if not asked.sources and shutil.which(os.environ.get("CC", "cc")) is None:
+            print("no C compiler is there: the sources alone")
+        elif not asked.sources:
+            trees["compiled"] = compiled(Path(scratch))
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {
+            (routing, form): [] for routing in ROUTINGS for form in trees
+        }
+        for seed in range(asked.rounds):
+            for (routing, form), runs in found.items():
+                runs.append(asked_of(trees[form], routing, asked.requests, seed))
+        table(found)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from pdd_runtime.plugins import hookimpl
 from pdd_runtime.plugins.handoff import HandoffConfig, HandoffStrategy, HandoffView, Step
 
 WAIT = Step("wait")
@@ -142,3 +143,8 @@ class Adaptive(CatchUp):
             return most
         bound = max(1, self.config.min_relay_tokens, int(self.config.busy_tokens * self.config.busy / relay_load))
         return bound if most is None else min(bound, most)
+
+
+@hookimpl
+def pdd_register_handoff_strategies() -> list[type[HandoffStrategy]]:
+    return [OneShot, CatchUp, Adaptive, Stay, KvTransfer]

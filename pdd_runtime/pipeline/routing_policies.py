@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
+from pdd_runtime.graph.units import Duration
 from pdd_runtime.pipeline.placement import Placement, place
-from pdd_runtime.pipeline.routing_config import (
-    FinishOnRelay,
-    HitThresholdConfig,
-    NoConfig,
-    PredictiveConfig,
-    RelayingConfig,
-)
+from pdd_runtime.plugins import hookimpl
 from pdd_runtime.plugins.routing import (
     ClusterView,
     Finishing,
@@ -22,8 +17,44 @@ from pdd_runtime.plugins.routing import (
     RouteKind,
     RoutingPolicy,
     WorkerKey,
-    WorkerView,
 )
+
+
+class NoConfig(BaseModel, extra="forbid"):
+    """Nothing to set."""
+
+
+class FinishOnRelay(BaseModel, extra="forbid", use_attribute_docstrings=True):
+    """Which requests end on the relay, and how many. Main never gets their KV: were they many, main's hit rate would
+    fall behind prefill's, and ever more requests would need a relay."""
+
+    max_tokens: int = Field(default=64, ge=1)
+    """Answers that may be longer go on to main."""
+    cached: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Prompts of which prefill has cached more than this share belong to a conversation, and go on to main, unless the
+    request says that nothing will build on it."""
+    requests: float = Field(default=0.05, ge=0.0, le=1.0)
+    """At most this share of requests."""
+    slots: float = Field(default=0.25, gt=0.0, le=1.0)
+    """At most this share of a relay's batch."""
+    hit_rate_gap: float = Field(default=0.05, ge=0.0, le=1.0)
+    """None while main's hit rate is more than this below prefill's."""
+
+
+class RelayingConfig(BaseModel, extra="forbid"):
+    finish_on_relay: FinishOnRelay | None = None
+    """Let requests that nothing will build on end on the relay, within its `max_tokens` (64 of the answer), `cached`
+    (0.1 of the prompt), `requests` (0.05 of all), `slots` (0.25 of a relay's batch) and `hit_rate_gap` (0.05)."""
+
+
+class HitThresholdConfig(RelayingConfig):
+    threshold: float = Field(default=0.9, ge=0.0, le=1.0)
+    """A prompt with at least this share of its tokens cached on main needs no relay: little crosses the link."""
+
+
+class PredictiveConfig(RelayingConfig):
+    budget: Duration = 0.3
+    """How long a user may wait for the KV's way to main before a relay is worth it, e.g. `300ms`."""
 
 
 class PlacingPolicy(RoutingPolicy):
@@ -31,25 +62,19 @@ class PlacingPolicy(RoutingPolicy):
 
     def plan(self, facts: RequestFacts, view: ClusterView) -> Route:
         placement = place(facts, view)
+        also = f"; {placement.why}" if placement.why else ""
         if placement.prefill is None:
-            return Route(
-                kind="A", main=placement.main.key, reason=_with("an aggregated pool serves it alone", placement)
-            )
-        kind, relay, reason = self._along(facts, view, placement, placement.prefill)
-        return Route(
-            kind=kind,
-            main=placement.main.key,
-            prefill=placement.prefill.key,
-            relay=relay,
-            reason=_with(reason, placement),
-        )
+            return Route(kind="A", main=placement.main.key, reason=f"an aggregated pool serves it alone{also}")
+        kind, relay, reason = self._along(facts, view, placement)
+        main, prefill = placement.main.key, placement.prefill.key
+        return Route(kind=kind, main=main, prefill=prefill, relay=relay, reason=reason + also)
 
     @abstractmethod
     def relays(self, facts: RequestFacts, placement: Placement) -> tuple[bool, str]:
         """Is a relay wanted, and why (not)?"""
 
     def _along(
-        self, facts: RequestFacts, view: ClusterView, placement: Placement, prefill: WorkerView
+        self, facts: RequestFacts, view: ClusterView, placement: Placement
     ) -> tuple[RouteKind, WorkerKey | None, str]:
         """Which kind of route, over which relay, and why."""
         if facts.max_tokens == 1:
@@ -64,10 +89,6 @@ class PlacingPolicy(RoutingPolicy):
         if limits is not None and (why := singular(limits, facts, placement, view.finishing)):
             return "P-RLD", relay.key, f"{why}, and {reason}"
         return "P-RLD-MD", relay.key, reason
-
-
-def _with(reason: str, placement: Placement) -> str:
-    return f"{reason}; {placement.why}" if placement.why else reason
 
 
 def singular(limits: FinishOnRelay, facts: RequestFacts, placement: Placement, finishing: Finishing) -> str:
@@ -167,3 +188,8 @@ class NeverRelay(PlacingPolicy):
 
     def relays(self, facts: RequestFacts, placement: Placement) -> tuple[bool, str]:
         return False, "the policy is to relay never"
+
+
+@hookimpl
+def pdd_register_routing_policies() -> list[type[RoutingPolicy]]:
+    return [HitThreshold, Predictive, AlwaysRelay, NeverRelay]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pdd_runtime.planner.latency.aiconfigurator import Aiconfigurator, AiconfiguratorConfig
-from pdd_runtime.planner.latency.roofline import Roofline
-from pdd_runtime.planner.latency.roofline_config import RooflineConfig
+from pdd_runtime.planner.latency.roofline import Roofline, RooflineConfig
 from pdd_runtime.planner.latency.table import Grid, Table, TableConfig
 from pdd_runtime.plugins import hookimpl
 from pdd_runtime.plugins.latency import LatencyModel

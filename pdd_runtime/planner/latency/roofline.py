@@ -3,18 +3,46 @@ longer, and what its chips say to each other besides."""
 
 from __future__ import annotations
 
-import math
-from typing import Final, NamedTuple
+from typing import Annotated, NamedTuple
 
-from pdd_runtime.graph.units import write_duration
+from pydantic import BaseModel, ConfigDict, Field
+
+from pdd_runtime.graph.units import Duration, write_duration
 from pdd_runtime.planner.figures import FigureError
-from pdd_runtime.planner.hardware import counted, machine
-from pdd_runtime.planner.latency.roofline_config import RooflineConfig
+from pdd_runtime.planner.hardware import Hardware, counted, machine
+from pdd_runtime.planner.latency.passes import Passes
 from pdd_runtime.planner.model_spec import ModelFigures, model_figures
 from pdd_runtime.plugins.latency import LatencyModel
 
-_ACTIVATION: Final = 2.0
+_ACTIVATION = 2
 """Bytes of a number that chips exchange."""
+_Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class RooflineConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    hardware: str
+    """What a worker has, e.g. `h100`, `8xh100`, `4x8xh100`."""
+    model: str
+    """The model, e.g. `deepseek-v3`."""
+    chip: Hardware | None = None
+    """The chip's own figures, where `hardware` names one that is not known."""
+    figures: ModelFigures | None = None
+    """The model's own figures, where `model` names one that is not known."""
+    kv_bits: int | None = Field(default=None, ge=4, le=32)
+    """Of a number in KV; none: as the model has it."""
+    compute: _Share | None = None
+    """Share of the chips' computing rate that kernels reach; none: 0.7, or 0.15 where experts are spread over chips."""
+    bandwidth: _Share | None = None
+    """Share of the memory's bandwidth that they reach; none: 0.9, or 0.45 where experts are spread over chips."""
+    network: _Share = 0.5
+    """Share of what joins the chips that they reach."""
+    memory: _Share = 0.9
+    """Share of the chips' memory for weights and KV; the rest is for what a pass needs."""
+    layer: Duration | None = None
+    """What a layer takes however little there is to compute: launches, synchronisation; none: `55us`, or `100us` where
+    experts are spread over chips."""
 
 
 class Reached(NamedTuple):
@@ -56,15 +84,17 @@ class Roofline(LatencyModel):
         usual = SPREAD if model.experts > 1 and self.machine.chips > 1 else WHOLE
         said = (config.compute, config.bandwidth, config.layer)
         self.reached = Reached(*(usual[n] if share is None else share for n, share in enumerate(said)))
-        self._fixed = model.layers * self.reached.layer
-        self._exchange = self._exchange_time()
-        # Asked millions of times: all that does not depend on the question is worked out here, as seconds.
         chip, chips = self.machine.chip, self.machine.chips
         rate = chips * self.reached.compute * ((chip.compute_fp8 if model.compute == "fp8" else None) or chip.compute)
         bandwidth = chips * self.reached.bandwidth * chip.bandwidth
-        self._attends = math.inf if model.attends is None else float(model.attends)
-        self._new = _Costs(model, rate * chip.prefill, bandwidth * chip.prefill, False)
-        self._step = _Costs(model, rate * chip.decode, bandwidth * chip.decode, True)
+        self._passes = Passes(
+            model,
+            (self.kv_constant, self.kv_token),
+            (rate * chip.prefill, bandwidth * chip.prefill),
+            (rate * chip.decode, bandwidth * chip.decode),
+            self._exchange_time(),
+            model.layers * self.reached.layer,
+        )
 
     @property
     def source(self) -> str:
@@ -76,23 +106,10 @@ class Roofline(LatencyModel):
         )
 
     def prefill(self, new: int, context: int) -> float:
-        costs, most = self._new, self._attends
-        pairs = attended = new * (context + (new + 1) / 2)
-        if context + new > most:
-            below = max(0.0, most - context)
-            attended = below * (context + (below + 1) / 2) + (new - below) * most
-        computing = costs.token * new + costs.attention * attended + costs.index * pairs
-        reading = costs.dense + costs.routed * (1 - costs.idle**new)
-        reading += (self.kv_constant + self.kv_token * context) * costs.byte
-        return max(computing, reading) + new * self._exchange + self._fixed
+        return self._passes.prefill(new, context)
 
     def decode(self, batch: int, context: float) -> float:
-        costs = self._step
-        attended = min(context, self._attends)
-        computing = batch * (costs.token + costs.attention * attended + costs.index * context)
-        reading = costs.dense + costs.routed * (1 - costs.idle**batch)
-        reading += batch * (self.kv_constant + self.kv_token * context) * costs.byte
-        return max(computing, reading) + batch * self._exchange + self._fixed
+        return self._passes.decode(batch, context)
 
     def capacity(self, requests: int) -> int:
         """Tokens of KV that fit beside the weights, when `requests` requests are there. Raises `FigureError`."""
@@ -120,25 +137,3 @@ class Roofline(LatencyModel):
             seconds = sent * (inside - 1) / inside / chip.interconnect
             seconds += sent * (nodes - 1) / nodes / (inside * chip.network)
         return model.layers * seconds / self.config.network
-
-
-class _Costs:
-    """Of one phase, in seconds."""
-
-    __slots__ = ("attention", "byte", "dense", "idle", "index", "routed", "token")
-
-    def __init__(self, model: ModelFigures, flops: float, bandwidth: float, decoding: bool) -> None:
-        other = model.attention_decode if decoding else None
-        self.token = 2 * model.each_token / flops
-        """Of a token, what it attends to aside."""
-        self.attention = (model.attention if other is None else other) / flops
-        """Of a pair of tokens."""
-        self.index = model.index / flops
-        self.byte = 1 / bandwidth
-        self.dense, self.routed = (
-            model.dense * model.weight_bytes / bandwidth,
-            model.routed * model.weight_bytes / bandwidth,
-        )
-        """Of reading the weights that every token needs, and those of all experts."""
-        self.idle = 1 - model.experts_active / model.experts
-        """Share of the experts that a token leaves alone."""

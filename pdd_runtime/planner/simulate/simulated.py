@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pdd_runtime.planner.simulate.histogram import Histogram
@@ -146,8 +146,8 @@ class Simulated:
             "routes": self.routes,
             "hit_rates": self.hit_rates,
             "link_bytes": self.link_bytes,
-            "links": [vars(use) for use in self.links],
-            "pools": [vars(use) for use in self.pools],
+            "links": [asdict(use) for use in self.links],
+            "pools": [asdict(use) for use in self.pools],
             "duration": self.duration,
             "offered_rate": self.offered_rate,
             "achieved_rate": self.achieved_rate,
