@@ -1,149 +1,186 @@
-"""`fit`: what of parameters.yaml the tables tell, and how well.
+"""`fit`: what of parameters.yaml the tables tell. `--write` puts it there.
 
-A Gauss-Newton step on the logarithms of all figures of `ttft`, each of the same weight. A figure's derivatives are
-differences of simulations with the same random numbers. One run of as many requests as the report's shows each figure
-with an error, by which the parameters that would be found have one too: the intervals are those errors, carried over
-(the delta method).
+Bounded least squares on the logarithms of the parameters (SciPy's trust region reflective steps) over all figures of
+`ttft`: objective.py has what is made small. Derivatives are differences of simulations with the same random numbers.
+A whole number, `slots`, is tried one more and one less. The chance of one run is then taken anew, from where that
+ended, until a round moves no parameter by more than `MOVED`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+import re
+import sys
+from dataclasses import dataclass, replace
 
 import numpy as np
+import yaml
 from line import first, payloads
-from models import Fitted, as_dict, fitted, scenario
-from numpy.typing import NDArray
+from models import Fitted, as_dict, fitted
+from objective import MODEL_ERROR, NAMES, SEEDS, Objective, Runs, Vector, at, bounds, point
 from parameters import fitted_line, narrow
 from parameters import parameters as all_parameters
-from published import DEPLOYMENTS, published
+from published import HERE, published
+from refit import refit
+from scipy.optimize import least_squares
 from table import Table, off
 from transfers import figures as transfer_figures
 from transfers import run as transfer_run
-from ttft import measured, rate, run
+from ttft import measured
 
-SEEDS = range(100, 108)
-"""Others than those of `ttft`."""
-PAIRED = 3
-"""Of them, those that derivatives are made of."""
-STEPS: Mapping[str, tuple[float, tuple[str, ...]]] = {
-    "pass_time": (1.15, DEPLOYMENTS),
-    "token_time": (1.02, DEPLOYMENTS),
-    "before": (1.1, DEPLOYMENTS),
-    "flow_rate": (1.1, ("cdc-pd", "pdd")),
-    "lacking": (1.15, ("pdd",)),
-    "slots": (30 / 29, ("idc-pd",)),
-    "h200": (1.03, ("cdc-pd", "pdd")),
-    "h100": (1.01, ("idc-pd", "pdd")),
-    "growth": (1.5, DEPLOYMENTS),
-}
-"""By how much each parameter is changed, and which deployments it concerns."""
-Vector = NDArray[np.float64]
-Task = tuple[str, Fitted, int]
+STEPS = 12
+"""At most, of one call of the optimiser."""
+LESS, NEARER = 0.25, 1e-3
+"""The optimiser stops at a step that changes the objective by less than the one share, or the point by the other."""
+MOVED = 1.0
+"""Of its standard deviation: what a round may move a parameter by for it to be the last."""
+ROUNDS = 8
+REFITS = 2
+"""Steps of the others for another number of places."""
+WORTH = 0.1
+"""Of the objective, for the number to be changed."""
 
 
-def figures(task: Task) -> dict[str, float]:
-    """Logarithms of a deployment's figures that the report has."""
-    name, numbers, seed = task
-    wanted = {figure.removeprefix(f"{name} ") for figure in measured() if figure.startswith(f"{name} ")}
-    found = run(scenario(name, numbers), rate(name), seed, numbers.before)
-    return {f"{name} {figure}": float(np.log(value)) for figure, value in found.items() if figure in wanted}
+@dataclass(frozen=True)
+class Found:
+    numbers: Fitted
+    chi2: float
+    """The objective there."""
+    jacobian: Vector
+    """Derivatives of the residuals there."""
+
+    @property
+    def covariance(self) -> Vector:
+        """Of the logarithms, by Gauss and Newton."""
+        return np.asarray(np.linalg.pinv(self.jacobian.T @ self.jacobian, hermitian=True))
 
 
-class Runs:
-    """Simulations, each made once, as many at a time as there are cores."""
-
-    def __init__(self) -> None:
-        self._done: dict[Task, dict[str, float]] = {}
-
-    def make(self, tasks: Iterable[Task]) -> None:
-        new = [task for task in dict.fromkeys(tasks) if task not in self._done]
-        with ProcessPoolExecutor(os.cpu_count()) as pool:
-            self._done.update(zip(new, pool.map(figures, new), strict=True))
-
-    def vector(
-        self, numbers: Fitted, seed: int, changed: tuple[str, ...] = DEPLOYMENTS, base: Fitted | None = None
-    ) -> Vector:
-        """All figures; of deployments that are not `changed`, those of `base`."""
-        found: dict[str, float] = {}
-        for name in DEPLOYMENTS:
-            found |= self._done[name, numbers if name in changed or base is None else base, seed]
-        return np.array([found[name] for name in measured()])
+def descend(objective: Objective, start: Fitted) -> Found:
+    """From `start`, with its `slots`, until the optimiser stops."""
+    low, high = bounds()
+    base = objective.residuals(start)
+    found = least_squares(
+        lambda x: base + objective.differences(at(start, x), start),
+        np.clip(point(start), low + 1e-6, high - 1e-6),
+        lambda x: objective.jacobian(at(start, x)),
+        (low, high),
+        x_scale="jac",
+        ftol=LESS,
+        xtol=NEARER,
+        max_nfev=STEPS,
+    )
+    numbers = at(start, found.x)
+    _say(f"  {numbers.slots} places: {2 * found.cost:.3f} after {found.nfev} evaluations: {found.message}")
+    return Found(numbers, 2 * float(found.cost), np.asarray(found.jac))
 
 
-def changed(numbers: Fitted, name: str) -> Fitted:
-    value = getattr(numbers, name)
-    return replace(numbers, **{name: value + 1 if name == "slots" else value * STEPS[name][0]})
+def search(objective: Objective, start: Fitted) -> Found:
+    """The same, over `slots` too."""
+    best = descend(objective, start)
+    for way in (1, -1):
+        numbers = more_slots(best.numbers, way)
+        base = objective.residuals(best.numbers)
+        x, chi2 = refit(
+            lambda x, best=best, base=base, numbers=numbers: base
+            + objective.differences(at(numbers, x), best.numbers),
+            point(numbers), best.jacobian, NAMES, REFITS,
+        )  # fmt: skip
+        _say(f"  {numbers.slots} places: {chi2:.3f}")
+        if chi2 < base @ base - WORTH:
+            return search(objective, at(numbers, x))
+    return best
 
 
-def tasks(numbers: Fitted) -> list[Task]:
-    """All that a step needs."""
-    made = [(name, numbers, seed) for seed in SEEDS for name in DEPLOYMENTS]
-    for parameter, (_, names) in STEPS.items():
-        made += [(name, changed(numbers, parameter), seed) for seed in SEEDS[:PAIRED] for name in names]
-    return made
+def more_slots(numbers: Fitted, more: int) -> Fitted:
+    """With steps that keep IDC-PD's main workers as busy."""
+    slots = numbers.slots + more
+    return at(replace(numbers, slots=slots), np.log([numbers.h100 * slots / numbers.slots]), ["h100"])
 
 
-def step(numbers: Fitted, runs: Runs) -> tuple[Fitted, Vector, Vector, Vector]:
-    """The next parameters; the errors of their logarithms (covariance); the figures' mean logarithms at `numbers`, and
-    what they change by, by parameter."""
-    runs.make(tasks(numbers))
-    each = np.array([runs.vector(numbers, seed) for seed in SEEDS])
-    slopes = []
-    for parameter, (factor, names) in STEPS.items():
-        moved = [
-            runs.vector(changed(numbers, parameter), seed, names, numbers) - runs.vector(numbers, seed)
-            for seed in SEEDS[:PAIRED]
-        ]
-        slopes.append(np.mean(moved, axis=0) / np.log(factor))
-    jacobian = np.array(slopes).T
-    solve = np.linalg.pinv(jacobian, rcond=1e-3)
-    move = solve @ (np.log(list(measured().values())) - each.mean(axis=0))
-    values = as_dict(numbers)
-    found = {
-        name: values[name] * float(np.exp(np.clip(delta, -0.3, 0.3))) for name, delta in zip(STEPS, move, strict=True)
-    }
-    found["slots"] = round(found["slots"])
-    errors = solve @ np.cov(each.T) @ solve.T
-    return replace(numbers, **found), errors, each, jacobian  # type: ignore[arg-type]
+def converge(runs: Runs, start: Fitted) -> tuple[Found, Objective]:
+    """Rounds, until they end where they began."""
+    found = None
+    for number in range(ROUNDS):
+        objective = Objective(runs, start)
+        found = search(objective, start)
+        spread = np.sqrt(np.diag(found.covariance))
+        moved = np.abs(point(found.numbers) - point(start)) / spread
+        _say(f"round {number + 1}: {found.chi2:.3f}, moved by at most {moved.max():.2f} ({NAMES[int(moved.argmax())]})")
+        if moved.max() <= MOVED and found.numbers.slots == start.slots:
+            return found, objective
+        start = found.numbers
+    raise SystemExit(f"no end after {ROUNDS} rounds")
 
 
-def tables() -> list[Table]:
-    numbers, runs = fitted(), Runs()
-    found, errors, each, jacobian = step(numbers, runs)
-    spread = np.sqrt(np.diag(errors))
-    old, new = as_dict(numbers), as_dict(found)
-    correlation = errors / np.outer(spread, spread)
-    names = list(STEPS)
-    parameters = []
-    for place, name in enumerate(names):
-        others = [(abs(correlation[place, other]), names[other]) for other in range(len(names)) if other != place]
-        most, which = max(others)
-        low, high = old[name] * np.exp(-1.96 * spread[place]), old[name] * np.exp(1.96 * spread[place])
-        parameters.append(
-            [name, f"{old[name]:.4g}", f"{low:.4g} to {high:.4g}", f"{new[name]:.4g}", f"{which} ({most:.2f})"]
+def write(numbers: Fitted) -> None:
+    """Into parameters.yaml."""
+    path = HERE / "parameters.yaml"
+    text = path.read_text()
+    for name, value in as_dict(numbers).items():
+        line = re.search(rf"(?m)^  deployments:.*\n(?:    .*\n)*?    {name}: (\S+)", text)
+        assert line is not None, name
+        if yaml.safe_load(line[1]) != value:
+            text = text[: line.start(1)] + yaml.safe_dump(value).split()[0] + text[line.end(1) :]
+    path.write_text(text)
+
+
+def tables(writing: bool = False) -> list[Table]:
+    runs = Runs()
+    found, objective = converge(runs, fitted())
+    if writing:
+        write(found.numbers)
+    return [_parameters(found), *residual_tables(objective, found), _line()]
+
+
+def _parameters(found: Found) -> Table:
+    covariance = found.covariance
+    spread = np.sqrt(np.diag(covariance))
+    correlation = covariance / np.outer(spread, spread)
+    old, new = as_dict(fitted()), as_dict(found.numbers)
+    rows = []
+    for place, name in enumerate(NAMES):
+        most, which = max(
+            (abs(correlation[place, other]), NAMES[other]) for other in range(len(NAMES)) if other != place
         )
-    theirs = measured()
-    residuals = []
-    for place, (name, value) in enumerate(theirs.items()):
-        logs = each[:, place]
-        middle, low, high = np.exp([logs.mean(), *np.quantile(logs, [0.025, 0.975])])
-        inside = "yes" if low <= value <= high else "no"
-        residuals.append(
-            [name, f"{value:.4g}", f"{middle:.4g}", f"{low:.4g} to {high:.4g}", off(middle, value), inside]
+        rows.append(
+            [
+                name,
+                f"{old[name]:.4g}",
+                f"{new[name]:.4g}",
+                f"{spread[place]:.0%}".replace("%", " %"),
+                f"{which} ({most:.2f})",
+            ]
         )
-    singular = np.linalg.svd(jacobian, compute_uv=False)
+    rows.append(["slots", f"{old['slots']}", f"{new['slots']}", "", ""])
+    singular = np.linalg.svd(found.jacobian, compute_uv=False)
     notes = [
-        f"{len(theirs)} figures, {len(names)} parameters; singular values of the derivatives: "
-        + ", ".join(f"{value:.2g}" for value in singular)
+        f"Objective {found.chi2:.1f}, of {len(measured())} figures and {len(NAMES) + 1} parameters; singular values of "
+        "the derivatives: " + ", ".join(f"{value:.2g}" for value in singular)
     ]
+    columns = ["", "began at", "found", "standard deviation", "goes most with"]
+    return Table("Parameters", columns, rows, notes)
+
+
+def residual_tables(objective: Objective, found: Found) -> list[Table]:
+    """By figure, and by kind."""
+    names = list(measured())
+    logs = objective.runs.logs(found.numbers)
+    missed = logs.mean(axis=0) - objective.theirs
+    rows = []
+    for place, (name, value) in enumerate(measured().items()):
+        middle, low, high = np.exp([logs[:, place].mean(), *np.quantile(logs[:, place], [0.025, 0.975])])
+        rows.append([
+            name, f"{value:.4g}", f"{middle:.4g}", f"{low:.4g} to {high:.4g}", off(middle, value),
+            f"{missed[place] / objective.deviation[place]:+.1f}",
+        ])  # fmt: skip
+    kinds = []
+    for kind, error in MODEL_ERROR.items():
+        there = [place for place, name in enumerate(names) if kind in name]
+        chance = np.sqrt(np.mean(np.square(objective.chance[there])))
+        rms = np.sqrt(np.mean(np.square(missed[there])))
+        kinds.append([kind, f"{len(there)}", *(f"{value:.1%}".replace("%", " %") for value in (error, chance, rms))])
     return [
-        Table("Parameters", ["", "value", "95 % interval", "after one more step", "goes most with"], parameters, notes),
-        Table("Residuals", ["", "report", "ours", "95 of 100 runs", "off", "within them"], residuals),
-        _line(),
+        Table("Residuals", ["", "report", "ours", "95 of 100 runs", "off", "over its deviation"], rows),
+        Table("Deviations", ["", "figures", "the model's, chosen", "one run's", "off by (root mean square)"], kinds),
     ]
 
 
@@ -174,3 +211,7 @@ def _line() -> Table:
          ", ".join(f"{value}: {seconds:.2f} s" for value, seconds in queueing.items())],
     ]  # fmt: skip
     return Table("The transfer test's line", ["", "value", "by", "which gives"], rows)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -43,9 +43,14 @@ class Fitted:
     h200: float
     """Seconds of a main worker's decode step, at `BATCH` sequences."""
     h100: float
-    """The same on three nodes of H100: IDC-PD's main workers, and the relay."""
+    """The same on three nodes of H100: IDC-PD's main workers."""
+    relay: float
+    """And the relay, on as many: the report says nowhere that it takes as long."""
     growth: float
     """Of those steps: the share that grows with the batch."""
+    riding: float
+    """Of an extend: the share of its time by which a main worker's other answers are delayed. The rest passes beside
+    their steps, which read the weights all the same."""
 
 
 class Affine(LatencyModel):
@@ -100,9 +105,9 @@ def pools(name: str, numbers: Fitted) -> Mapping[str, PoolModel]:
     for pool, declared in deployment(name).spec.pools.items():
         if declared.role != "prefill":
             on_h100 = "H100" in str(declared.hardware)
-            step = numbers.h100 if on_h100 else numbers.h200
+            step = numbers.relay if declared.role == "relay" else numbers.h100 if on_h100 else numbers.h200
             places = numbers.slots if on_h100 and declared.role == "main" else parameters()["assumed"]["batch"]
-            models[pool] = _pool(_decoding(step, numbers.growth), places)
+            models[pool] = _pool(_decoding(step, numbers), places)
     return models
 
 
@@ -112,10 +117,12 @@ def with_routing(graph: Graph, plugin: str, **config: Any) -> Graph:
     return graph.model_copy(update={"spec": spec})
 
 
-def _decoding(step: float, growth: float) -> Affine.Config:
-    """Where tokens are decoded: an extend over 100 of them takes as long as the report's handoff says."""
+def _decoding(step: float, numbers: Fitted) -> Affine.Config:
+    """Where tokens are decoded: a step is longer by a part of what an extend over 100 of them takes by the report's
+    handoff. The simulator has one time for both, so the request itself waits less as well, while its relay goes on."""
     extend = parameters()["fitted"]["extend"]
-    return Affine.Config(pass_time=step, token_time=(extend - step) / 100, step=step, growth=growth)
+    token_time = numbers.riding * (extend - step) / 100
+    return Affine.Config(pass_time=step, token_time=token_time, step=step, growth=numbers.growth)
 
 
 def _pool(config: Affine.Config, batch_limit: int) -> PoolModel:

@@ -20,11 +20,12 @@ def test_the_plans_workers_are_those_of_the_fit() -> None:
     for new in (1, 640, 6400, 64000):
         expected = fitted["pass_time"] + fitted["token_time"] * new
         assert models["prefill"].latency.prefill(new, 57600) == pytest.approx(expected, rel=1e-3)
-    for pool, step in (("relay", fitted["h100"]), ("main", fitted["h200"])):
+    for pool, step in (("relay", fitted["relay"]), ("main", fitted["h200"])):
         for batch in (1, 30, 60, 90):
             grown = step * (1 + fitted["growth"] * (batch / 30 - 1))
             assert models[pool].latency.decode(batch, 64000) == pytest.approx(grown, rel=1e-3)
-        assert models[pool].latency.prefill(100, 64000) == pytest.approx(extend, rel=1e-3)
+        delayed = step + fitted["riding"] * (extend - step)
+        assert models[pool].latency.prefill(100, 64000) == pytest.approx(delayed, rel=1e-3)
         assert [models[pool].kv_constant, models[pool].kv_token] == parameters["given"]["kv"]
     assert models["prefill"].overhead == fitted["before"]
     assert setting.plan.spec.links["wan"].flow_rate == pytest.approx(8 * fitted["flow_rate"])
