@@ -141,6 +141,11 @@ class DecodeWorker(Worker):
             self._computing.remove(sequence)
             self._needed -= sequence.need
 
+    @property
+    def owed(self) -> float:
+        seconds = self.events.now - self._boundary
+        return seconds if self.running or seconds < 0.0 else 0.0
+
     def fail(self) -> None:
         """It is dead, and begins anew with nothing."""
         super().fail()

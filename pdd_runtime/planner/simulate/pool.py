@@ -103,6 +103,11 @@ class Worker:
         self.pool.loads[self.index] -= 1
         self.tokens -= tokens
 
+    @property
+    def owed(self) -> float:
+        """Seconds that it has computed and that are not in the pool's `busy` yet; below 0: that are, and it has not."""
+        return 0.0
+
     def vanish(self) -> None:
         """It is dead, and gets no requests; what it was doing can still be looked at, until `fail`."""
         self.alive = False

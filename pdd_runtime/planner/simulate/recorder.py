@@ -24,6 +24,8 @@ class Recorder:
         self.routes: dict[str, int] = {}
         self.begins: Callable[[], None] = _nothing
         """Called when the first that is measured is sent."""
+        self.all_sent: Callable[[], None] = _nothing
+        """Called when the last that is measured is sent."""
         self.rejected = self.failed = 0
         self.answered = 0
         self.began = float("inf")
@@ -61,6 +63,8 @@ class Recorder:
             self.began = visit.due
             self.begins()
         self.sent_last = visit.due
+        if not self._left:
+            self.all_sent()
         return True
 
     @property

@@ -50,21 +50,21 @@ class Metric:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """One direction of a link, while requests were measured."""
+    """One direction of a link."""
 
     link: str
     source: str
     """The cluster it leads from."""
     bytes: float
     busy: float
-    """The share of the line that was used, 0 to 1."""
+    """The share of the line that was used while requests were sent that are measured, 0 to 1."""
     queue: float
     """Bytes that waited for it, on average over requests as they came."""
 
 
 @dataclass(frozen=True)
 class PoolUse:
-    """The workers of a pool, while requests were measured."""
+    """The workers of a pool, while requests were sent that are measured."""
 
     pool: str
     utilisation: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 
 from pdd_runtime.planner.simulate.outcome import METRICS, Outcome
@@ -48,13 +49,15 @@ def simulate(
     world = World(scenario, recorder, sessions, workload.users, apart=workload.trace is None)
     if scenario.warm:
         _warm(world, workload, seed)
-    marks = _Marks(world)
-    recorder.begins = marks.take
+    begun, sent, ended = _Marks(), _Marks(), _Marks()
+    recorder.begins = partial(begun.take, world)
+    recorder.all_sent = partial(sent.take, world)
     world.open()
     with _rarely_collected():
         world.events.run()
     recorder.flush()
-    return _simulated(world, marks, requests)
+    ended.take(world)
+    return _simulated(world, begun, sent, ended)
 
 
 def _warm(world: World, workload: Workload, seed: int) -> None:
@@ -81,24 +84,30 @@ def _rarely_collected() -> Iterator[None]:
 
 
 class _Marks:
-    """What links and pools had done when the measurement began."""
+    """What links and pools had done at some time."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.take()
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.sent: dict[tuple[str, str], float] = {}
+        self.busy: dict[tuple[str, str], float] = {}
+        self.pools: dict[str, float] = {}
 
-    def take(self) -> None:
-        world = self._world
+    def take(self, world: World) -> None:
         self.at = world.events.now
         self.sent = {key: link.sent for key, link in world.ways.links.items()}
         self.busy = {key: link.busy for key, link in world.ways.links.items()}
-        self.pools = {name: pool.busy for name, pool in world.pools.items()}
+        self.pools = {
+            name: pool.busy + sum([worker.owed for worker in pool.workers]) for name, pool in world.pools.items()
+        }
 
 
-def _simulated(world: World, marks: _Marks, requests: int) -> Simulated:
+def _simulated(world: World, begun: _Marks, sent: _Marks, ended: _Marks) -> Simulated:
+    """`begun` and `sent`: when the first and the last of those that are measured were."""
     recorder = world.recorder
     duration = max(0.0, recorder.last - recorder.began)
-    seconds = max(1e-9, recorder.last - marks.at)
+    # How busy all are while requests come: behind the last one batches and lines run empty.
+    until = sent if sent.at > begun.at else ended
+    seconds = max(1e-9, until.at - begun.at)
     metrics = {metric: Metric(recorder.histograms[metric]) for metric in METRICS}
     measured = recorder.answered + recorder.rejected + recorder.failed
     sending = recorder.sent_last - recorder.began
@@ -116,14 +125,18 @@ def _simulated(world: World, marks: _Marks, requests: int) -> Simulated:
             LinkUse(
                 link=name,
                 source=source,
-                bytes=link.sent - marks.sent[name, source],
-                busy=(link.busy - marks.busy[name, source]) / seconds,
+                bytes=link.sent - begun.sent.get((name, source), 0.0),
+                busy=(until.busy[name, source] - begun.busy.get((name, source), 0.0)) / seconds,
                 queue=world.looks.queue(name, source),
             )
             for (name, source), link in world.ways.links.items()
         ),
         pools=tuple(
-            PoolUse(name, (pool.busy - marks.pools[name]) / (seconds * len(pool.workers)), world.looks.requests(name))
+            PoolUse(
+                name,
+                (until.pools[name] - begun.pools.get(name, 0.0)) / (seconds * len(pool.workers)),
+                world.looks.requests(name),
+            )
             for name, pool in world.pools.items()
         ),
         duration=duration,

@@ -209,6 +209,16 @@ def test_repeated_runs_have_intervals_that_narrow(scenario: Make) -> None:
     assert len(told["runs"]) == 12
 
 
+def test_use_is_that_while_requests_come_however_long_the_last_ones_take(scenario: Make) -> None:
+    workload = Workload(prompt=1000, output=8000, rate=2.0, arrivals="fixed")
+    made = simulate(scenario("spec.routing.plugin=never-relay"), workload, requests=100)
+    assert made.duration > 2 * 50.0
+    assert made.utilisation["prefill"] == pytest.approx(1.0, rel=0.05)
+    # Its batches are never empty from the first answer on.
+    assert made.utilisation["main"] == pytest.approx(1.0, rel=0.05)
+    assert next(use.busy for use in made.links if use.source == "dc-a") == pytest.approx(0.02, rel=0.05)
+
+
 def test_histograms_are_right_to_half_a_percent() -> None:
     histogram = Histogram()
     histogram.add([0.0] * 10 + [0.001 * number for number in range(1, 991)])
