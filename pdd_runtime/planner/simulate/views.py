@@ -85,14 +85,15 @@ class Views:
     def _best(pool: Pool, spans: Spans) -> Collection[int]:
         """The least loaded one, and, of those that have more of the prompt than others, the few there are or the least
         loaded one."""
-        loads = pool.loads
-        least = min(loads)
-        if least >= DEAD:
+        loads, first, least = pool.loads, -1, DEAD
+        for place, load in enumerate(loads):
+            if load < least:
+                first, least = place, load
+        if first < 0:
             return ()
         count = len(loads)
         if count == 1:
             return (0,)
-        first = loads.index(least)
         chosen: set[int] | None = None
         for chain, _ in spans:
             holders = pool.holders.get(chain)
