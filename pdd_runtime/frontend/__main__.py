@@ -197,6 +197,9 @@ async def _serve(
             servers.hang_up()
             leaving.cancel()
             await asyncio.wait([leaving])
+        # It would tell of one that is there.
+        telling.cancel()
+        await asyncio.wait([telling])
         await presence.leave()
     finally:
         warming.cancel()

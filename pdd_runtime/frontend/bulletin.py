@@ -6,13 +6,13 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from pdd_runtime.frontend.experiment import Experiment
-from pdd_runtime.pipeline.decisions import Decision
+from pdd_runtime.pipeline.decisions import Decision, ordered, telling
 from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import SparseLog
@@ -25,8 +25,8 @@ LIMIT = 16 << 10
 
 
 class Bulletin:
-    """The decisions about variants, the newest that there is room for, with a seal: whoever can write into discovery
-    but does not know the graph's secret cannot make decisions."""
+    """The decisions about variants, with a seal: whoever can write into discovery but does not know the graph's secret
+    cannot make decisions. Where there is not room for all, those go first that tell what stands, then the newest."""
 
     def __init__(self, experiment: Experiment, secret: str, own: WorkerKey) -> None:
         """`own`: whose this is."""
@@ -34,6 +34,7 @@ class Bulletin:
         self._secret = secret.encode()
         self._others: dict[WorkerKey, tuple[Member, frozenset[Decision]]] = {}
         """What each of the others says."""
+        self._near: frozenset[WorkerKey] = frozenset()
         self._heard = asyncio.Event()
 
     @property
@@ -46,9 +47,11 @@ class Bulletin:
         said = self._said()
         return self._sealed(msgspec.json.encode(said)) if said else ""
 
-    def hear(self, members: Iterable[Member]) -> None:
-        """Take over what the other frontends among them say."""
+    def hear(self, members: Iterable[Member], near: Collection[WorkerKey] = ()) -> None:
+        """Take over what the other frontends among them say. `near`: those of this launcher, which are told by other
+        ways, too, so that nobody needs to wait until discovery has told them."""
         before, self._others = self._others, {}
+        self._near = frozenset(near)
         for member in members:
             if member.role == "frontend" and member.key != self._own:
                 known, said = before.get(member.key, (None, frozenset()))
@@ -60,9 +63,10 @@ class Bulletin:
         self._heard = asyncio.Event()
 
     def behind(self) -> list[WorkerKey]:
-        """Who serves, and has not taken over all that was decided here."""
+        """Who serves at another launcher, and has not taken over all that was decided here."""
         said = frozenset(self._said())
-        return [key for key, (who, theirs) in self._others.items() if who.state == "ready" and not said <= theirs]
+        far = [(who, theirs) for key, (who, theirs) in self._others.items() if key not in self._near]
+        return [who.key for who, theirs in far if who.state == "ready" and not said <= theirs]
 
     async def carried(self, patience: float) -> None:
         """Return when nobody is behind, or after `patience` seconds."""
@@ -72,15 +76,18 @@ class Bulletin:
                     await self._heard.wait()
 
     def _said(self) -> Sequence[Decision]:
-        """The newest, in order."""
+        """Those that there is room for, in order."""
+        every = self._experiment.decisions
+        first = telling(every)
+        rest = frozenset(every).difference(first)
         said: list[Decision] = []
         room = LIMIT
-        for decision in reversed(self._experiment.decisions):
-            room -= len(msgspec.json.encode(decision))
+        for decision in (*reversed(first), *reversed(ordered(rest))):
+            room -= len(msgspec.json.encode(decision)) + 1
             if room < 0:
                 break
             said.append(decision)
-        return said[::-1]
+        return ordered(said)
 
     def _sealed(self, content: bytes) -> str:
         return f"{self._seal(content)} {content.decode()}"

@@ -7,14 +7,14 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pdd_runtime.errors import LaunchError, RequestError
+from pdd_runtime.errors import RequestError
 from pdd_runtime.frontend.job import Job
 from pdd_runtime.frontend.requests import Body
 from pdd_runtime.frontend.sticky import Headers, sticky_key
@@ -50,6 +50,8 @@ class Experiment(Collector):
         """Set whenever something was decided, here or elsewhere."""
         self._tallies = {name: Tallies(self.window) for name in graph.spec.variants}
         journal.look()
+        self._known = journal.decisions
+        """Those by which requests are split."""
         self._split = self._made()
         for name, decision in self.standing.items():
             log.warning("variant %s: %s", name, told(decision))
@@ -101,7 +103,7 @@ class Experiment(Collector):
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """In the order in which they were made, wherever that was."""
-        return ordered(self._journal.decisions)
+        return self._journal.decisions
 
     @property
     def standing(self) -> dict[str, Decision]:
@@ -128,8 +130,8 @@ class Experiment(Collector):
                 )
 
         def made(before: tuple[Decision, ...]) -> Iterator[Decision]:
-            stands = standing(self.graph, ordered(before))
-            at = max((each.at for each in before), default=0.0)
+            stands = standing(self.graph, before)
+            at = before[-1].at if before else 0.0
             for name in names:
                 holds = stands.get(name)
                 if kind == "rollback" and (holds is not None and holds.kind != "promote"):
@@ -140,37 +142,27 @@ class Experiment(Collector):
                 yield Decision(kind=kind, variant=name, by=by, why=why, at=at, of=of)
 
         new = self._journal.add(made)
-        self._changed(new)
+        self._changed()
         return new
 
     def hear(self, decisions: Iterable[Decision]) -> None:
         """What another process has decided, of this launcher or another."""
-        before = frozenset(self._journal.decisions)
-        self._journal.look()
-        missing = [each for each in decisions if each not in frozenset(self._journal.decisions)]
-        if missing:
-            self._take(ordered(frozenset(missing)))
-        new = [each for each in self.decisions if each not in before]
-        if new:
-            self._changed(new)
+        self._journal.hear(decisions)
+        self._changed()
 
     def look(self) -> None:
         """The same, where nobody has told."""
         self.hear(())
 
-    def _take(self, missing: Sequence[Decision]) -> None:
-        try:
-            self._journal.add(lambda before: [each for each in missing if each not in before])
-        except LaunchError as error:
-            # Whoever has decided it has kept it.
-            log.error("what others have decided about variants holds until the next restart: %s", error)
-            self._journal.decisions = (*self._journal.decisions, *missing)
-
-    def _changed(self, new: Sequence[Decision]) -> None:
+    def _changed(self) -> None:
+        """Go by what the journal has now."""
+        before, self._known = frozenset(self._known), self._journal.decisions
+        new = [each for each in self._known if each not in before]
+        if not new:
+            return
         for decision in new:
             log.warning("variant %s: %s", decision.variant, told(decision))
-        if new:
-            self.news.set()
+        self.news.set()
         split = self._made()
         if split.weights != self._split.weights:
             self._split = split
@@ -194,11 +186,6 @@ class Experiment(Collector):
             for kind, by in (("abort", "operator"), ("rollback", GUARDRAIL)):
                 out.add_metric((name, by), float(decision is not None and decision.kind == kind))
         return (shares, out)
-
-
-def ordered(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
-    """As they were made: the same for all who know them, in whatever order they came to know them."""
-    return tuple(sorted(decisions, key=lambda each: (each.at, msgspec.structs.astuple(each))))
 
 
 def told(decision: Decision) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Literal
 
@@ -21,6 +22,7 @@ class Presence:
         """`bulletin`: of a graph with variants, where others may be told."""
         self._discovery, self._member, self._bulletin = discovery, member, bulletin
         self._shown = False
+        self._telling = asyncio.Lock()
 
     @property
     def member(self) -> Member:
@@ -34,7 +36,7 @@ class Presence:
         await self._tell()
 
     async def keep(self) -> None:
-        """Tell what there is to tell, whenever that changes. Endless."""
+        """Tell what there is to tell, whenever that changes. Endless; cancel it before `leave`."""
         if self._bulletin is None:
             return
         while True:
@@ -52,6 +54,8 @@ class Presence:
         await self._discovery.unregister(self._member.key)
 
     async def _tell(self) -> None:
-        text = self._bulletin.text() if self._bulletin else ""
-        self._member = msgspec.structs.replace(self._member, bulletin=text)
-        await self._discovery.register(self._member)
+        # One after another, so that what is told last is the newest.
+        async with self._telling:
+            text = self._bulletin.text() if self._bulletin else ""
+            self._member = msgspec.structs.replace(self._member, bulletin=text)
+            await self._discovery.register(self._member)

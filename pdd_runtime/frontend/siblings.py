@@ -173,7 +173,7 @@ class Siblings:
 
     @property
     def behind(self) -> list[WorkerKey]:
-        """The frontends that do not know yet all that was decided about variants."""
+        """The frontends of other launchers that do not know yet all that was decided about variants."""
         return self._bulletin.behind() if self._bulletin else []
 
     @property
@@ -202,7 +202,7 @@ class Siblings:
             self._others = tuple(m for m in here if m.role == "frontend" and m.plane and m.key != self._key)
             self._far = any(m.role == "frontend" and m not in here for m in members)
             if self._bulletin is not None:
-                self._bulletin.hear(members)
+                self._bulletin.hear(members, [member.key for member in self._others])
             self._seen.set()
 
     async def _ask(self, method: str, params: object, result: type[T]) -> dict[int, T]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import xxhash
@@ -19,9 +19,11 @@ from pdd_runtime.graph import Graph, Variant
 log = logging.getLogger(__name__)
 
 KEPT = 200
-"""Decisions that are remembered; those that stand are always among them."""
+"""Decisions that are remembered, the newest, and as many of those that are older and may stand."""
 MAX_FILE = 4 * 2**20
 """Bytes of the file."""
+LATEST = 253402300799.0
+"""Seconds since 1970: the end of the year 9999, after which no calendar has a date."""
 
 Kind = Literal["promote", "abort", "rollback", "resume"]
 
@@ -36,7 +38,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     """Who, in words."""
     why: str = ""
-    at: float
+    at: Annotated[float, msgspec.Meta(ge=0.0, le=LATEST)]
     """Seconds since 1970."""
     of: str
     """Digest of what the graph said of the variant; of a promotion, of all of them."""
@@ -53,6 +55,21 @@ def digest(graph: Graph, kind: Kind, variant: str) -> str:
         variants = ((variant, graph.spec.variants[variant]),)
     text = "\n".join(f"{name} {each.model_dump_json()}" for name, each in variants)
     return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def ordered(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+    """As they were made: the same for all who know them, in whatever order they came to know them."""
+    return tuple(sorted(frozenset(decisions), key=lambda each: (each.at, msgspec.structs.astuple(each))))
+
+
+def telling(decisions: Iterable[Decision]) -> list[Decision]:
+    """Of decisions in order those that tell what stands, for any graph: the last of each kind about each variant."""
+    last: dict[tuple[Kind, str, str], Decision] = {}
+    for each in decisions:
+        about = (each.kind, each.variant, each.of)
+        last.pop(about, None)  # so that it comes behind those before it
+        last[about] = each
+    return list(last.values())
 
 
 def standing(graph: Graph, decisions: Iterable[Decision]) -> dict[str, Decision]:
@@ -87,16 +104,20 @@ def weights(graph: Graph, decisions: Iterable[Decision]) -> dict[str, float]:
 
 
 class Journal:
-    """The decisions of a graph, in a file that all its frontends on this host share."""
+    """The decisions of a graph, in a file that all its frontends on this host share. What was decided once is never
+    taken back, only followed by something else, so whoever knows more adds it, and nobody's file is the only right one.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         """`path`: None: they are in memory only."""
         self.path = path
         self.decisions: tuple[Decision, ...] = ()
+        """In order."""
         self._seen: tuple[int, int, int] | None = None
 
     def look(self) -> bool:
-        """Read it again where it has changed. True: it had. One that cannot be read changes nothing, and is told."""
+        """Read it again where it has changed. True: there was something new. One that cannot be read changes nothing,
+        and is told."""
         if self.path is None or (stamp := _stamp(self.path)) == self._seen:
             return False
         self._seen = stamp
@@ -105,23 +126,28 @@ class Journal:
         except (OSError, msgspec.MsgspecError) as error:
             log.error("what was decided about variants stays as it was: %s cannot be read: %s", self.path, error)
             return False
-        changed, self.decisions = found != self.decisions, found
-        return changed
+        before, self.decisions = self.decisions, self._with(found)
+        return self.decisions != before
 
-    def hear(self, decisions: Iterable[Decision]) -> bool:
-        """Take up what another process has decided. True: there was something new."""
-        if self.path is not None:
-            return self.look()
-        new = [each for each in decisions if each not in self.decisions]
-        self.decisions = _kept(tuple(sorted((*self.decisions, *new), key=lambda each: each.at)))
-        return bool(new)
+    def hear(self, decisions: Iterable[Decision]) -> None:
+        """Take up what other processes have decided, here or elsewhere. Where the file cannot be written it holds in
+        memory: whoever has decided it has kept it."""
+        self.look()
+        heard = tuple(decisions)
+        if self._with(heard) == self.decisions:
+            return
+        try:
+            self.add(lambda before: heard)
+        except LaunchError as error:
+            log.error("what others have decided about variants holds until the next restart: %s", error)
+            self.decisions = self._with(heard)
 
     def add(self, made: Callable[[tuple[Decision, ...]], Iterable[Decision]]) -> tuple[Decision, ...]:
         """Enter what `made` says in view of all that was decided before; nobody else decides meanwhile. Returns what
         was entered. Raises `LaunchError` where the file cannot be written: nothing is decided then."""
         if self.path is None:
             more = tuple(made(self.decisions))
-            self.decisions = _kept((*self.decisions, *more))
+            self.decisions = self._with(more)
             return more
         try:
             lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -129,10 +155,9 @@ class Journal:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 self.look()
                 more = tuple(made(self.decisions))
-                if more:
-                    self.decisions = _kept((*self.decisions, *more))
-                    _write(self.path, msgspec.json.encode(_Written(list(self.decisions))))
-                    self._seen = _stamp(self.path)
+                if (together := self._with(more)) != self.decisions:
+                    _write(self.path, msgspec.json.encode(_Written(list(together))))
+                    self._seen, self.decisions = _stamp(self.path), together
             finally:
                 os.close(lock)
         except OSError as error:
@@ -144,12 +169,13 @@ class Journal:
             ) from error
         return more
 
-
-def _kept(decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
-    """The last, with the last of each variant."""
-    last: Mapping[str, Decision] = {each.variant: each for each in decisions}
-    old = tuple(each for each in decisions[:-KEPT] if any(each is it for it in last.values()))
-    return (*old, *decisions[-KEPT:])
+    def _with(self, more: Iterable[Decision]) -> tuple[Decision, ...]:
+        """All that is remembered when `more` has come, whenever that was decided."""
+        together = ordered((*self.decisions, *more))
+        if len(together) <= KEPT:
+            return together
+        kept = frozenset((*telling(together)[-KEPT:], *together[-KEPT:]))
+        return tuple(each for each in together if each in kept)
 
 
 def _read(path: Path) -> tuple[Decision, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import fields
 
 from pdd_runtime.frontend.bulletin import LIMIT, Bulletin
 from pdd_runtime.frontend.experiment import Experiment
@@ -145,6 +146,44 @@ def test_of_more_than_there_is_room_for_the_newest_are_told(pair: tuple[Front, F
     assert one.weights == other.weights == [0, 0, 1]
     meet(one, other)
     assert one.bulletin.behind() == other.bulletin.behind() == []
+
+
+def test_what_stands_is_told_however_long_ago_it_was_decided(pair: tuple[Front, Front]) -> None:
+    one, other = pair
+    one.decide("abort", "c")
+    for number in range(100):
+        one.decide("abort" if number % 2 else "resume", "b", why="long " * 100)
+    assert len(one.bulletin.text()) < LIMIT + 200
+    meet(one, other)
+    assert one.weights == other.weights == [1, 0, 0]
+    meet(one, other)
+    assert one.bulletin.behind() == other.bulletin.behind() == []
+
+
+def test_nobody_waits_until_discovery_has_told_those_of_the_same_launcher(pair: tuple[Front, Front]) -> None:
+    one, other = pair
+    one.bulletin.hear([other.shown()], near=[other.key])
+    one.decide("promote", "b")
+    assert one.bulletin.behind() == []
+    # What they say counts all the same.
+    other.decide("promote", "c")
+    one.bulletin.hear([other.shown()], near=[other.key])
+    assert one.weights == [0, 0, 1]
+
+
+def test_frontends_of_before_and_of_now_find_each_other(pair: tuple[Front, Front]) -> None:
+    one, other = pair
+    one.decide("promote", "b")
+    # Before there were bulletins a record had no such field, and a field that is not known is passed over.
+    old = msgspec.defstruct("Member", [(f.name, f.type) for f in fields(Member) if f.name != "bulletin"], kw_only=True)
+    record = msgspec.json.decode(msgspec.json.encode(one.shown()), type=old)
+    assert record.endpoint == "http://a"  # type: ignore[attr-defined]
+    found = msgspec.json.decode(msgspec.json.encode(record), type=Member)
+    assert found == one.shown("")
+    other.bulletin.hear([found])
+    assert other.weights == [1, 1, 1]
+    other.decide("abort", "c")
+    assert other.bulletin.behind() == [one.key]
 
 
 async def test_it_is_known_who_has_not_heard_and_waited_for(pair: tuple[Front, Front]) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from pdd_runtime.errors import LaunchError
 from pdd_runtime.graph import Graph, loads
-from pdd_runtime.pipeline.decisions import KEPT, Decision, Journal, Kind, digest, standing, weights
+from pdd_runtime.pipeline.decisions import KEPT, Decision, Journal, Kind, digest, standing, telling, weights
 
 TEXT = """
 apiVersion: pdd/v1alpha1
@@ -102,6 +104,56 @@ def test_old_decisions_are_forgotten_but_for_the_last_of_each_variant() -> None:
     assert standing(graph(), journal.decisions).keys() == {"b"}
 
 
+def test_what_comes_late_takes_its_place_by_its_time() -> None:
+    journal = Journal()
+    for number in range(KEPT):
+        journal.add(always(decided("resume", "c", at=100.0 + number)))
+    # Made before all of these, and undone before it came.
+    journal.add(always(decided("resume", "b", at=10.0)))
+    journal.hear([decided("abort", "b", at=9.0), decided("abort", "c", at=150.5)])
+    times = [each.at for each in journal.decisions]
+    assert times == sorted(times)
+    assert standing(graph(), journal.decisions) == {}
+    # What is kept are the last by time, and not those that came last.
+    before = journal.decisions
+    journal.hear([decided("resume", "c", at=50.0)])
+    assert journal.decisions == before
+
+
+def test_those_that_tell_what_stands_tell_it_like_all() -> None:
+    chance = random.Random(1)
+    graphs = [graph(), graph("spec.variants.b.weight=5")]
+    for _ in range(300):
+        decisions = [
+            decided(chance.choice(get_args(Kind)), chance.choice("abc"), chance.choice(graphs), at=float(number))
+            for number in range(chance.randrange(30))
+        ]
+        some = telling(decisions)
+        assert [each.at for each in some] == sorted(each.at for each in some)
+        for each in graphs:
+            assert standing(each, some) == standing(each, decisions)
+
+
+def test_a_file_that_is_lost_loses_nothing_for_those_who_run(tmp_path: Path) -> None:
+    path = tmp_path / "variants.json"
+    journal = Journal(path)
+    journal.add(always(decided("abort", "b", at=1.0)))
+    path.unlink()
+    assert not journal.look()
+    journal.add(always(decided("abort", "c", at=2.0)))
+    fresh = Journal(path)
+    fresh.look()
+    assert [each.variant for each in fresh.decisions] == ["b", "c"]
+
+
+def test_a_time_that_no_calendar_has_is_no_decisions(tmp_path: Path) -> None:
+    path = tmp_path / "variants.json"
+    Journal(path).add(always(decided("abort", "b", at=1e300)))
+    journal = Journal(path)
+    journal.look()
+    assert journal.decisions == ()
+
+
 def test_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "variants.json"
     journal = Journal(path)
@@ -115,6 +167,13 @@ def test_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path, caplog: pyte
 
 def test_what_cannot_be_kept_is_not_decided(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "gone" / "variants.json")
+    with pytest.raises(LaunchError, match="nothing is decided"):
+        journal.add(always(decided("abort", "b")))
+    assert journal.decisions == ()
+    # Nor where there is a directory, and then no file.
+    path = tmp_path / "variants.json"
+    path.mkdir()
+    journal = Journal(path)
     with pytest.raises(LaunchError, match="nothing is decided"):
         journal.add(always(decided("abort", "b")))
     assert journal.decisions == ()
