@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,9 +25,14 @@ from pdd_runtime.graph import loads
 from pdd_runtime.ids import new_id
 from pdd_runtime.rpc import Greeting, RpcServer
 from pdd_runtime.testing.byte_tokenizer import byte_tokenizer
+from pdd_runtime.worker.lifetime import race
 from tests.waiting import PATIENCE
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # Each that has a fleet of its own starts four processes, which takes as long as the machine needs for it.
+    pytest.mark.timeout(480),
+]
 
 SECRET = "only-for-tests"
 GRAPH = """
@@ -97,7 +102,8 @@ class Fleet:
 
     async def member(self, name: str) -> None:
         """Return when it is registered and ready."""
-        async with asyncio.timeout(PATIENCE):
+
+        async def registered() -> None:
             while True:
                 version = self._registry.version
                 for member in self._registry.members():
@@ -106,6 +112,8 @@ class Fleet:
                             self.url = member.endpoint
                         return
                 await self._registry.changed(version)
+
+        await self._while_they_run(registered())
 
     async def end(self, name: str, number: signal.Signals) -> int:
         """Send a signal; returns the exit code."""
@@ -117,9 +125,9 @@ class Fleet:
         for process in self.processes.values():
             assert process.stdin is not None
             process.stdin.close()
+        # One that is still starting ends when it has come far enough to look.
         for process in self.processes.values():
-            async with asyncio.timeout(PATIENCE):
-                await process.wait()
+            await process.wait()
         self._registry.close()
         await self._server.close()
 
@@ -128,9 +136,19 @@ class Fleet:
             return await client.get(path)
 
     async def until_ready(self) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async def ready() -> None:
             while (await self.get("/ready")).status_code != 200:  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.05)
+
+        await self._while_they_run(ready())
+
+    async def _while_they_run(self, awaited: Coroutine[Any, Any, None]) -> None:
+        """Return when that is done, however slow the machine is. Raises where a process ends before."""
+        names = [*self.processes]
+        first = await race(awaited, *(self.processes[name].wait() for name in names))
+        if first != 0:
+            name = names[first - 1]
+            raise AssertionError(f"{name} has ended: {self.log(name).read_text()}")
 
     async def until_idle(self) -> None:
         """Until no session is left and no worker holds a block."""

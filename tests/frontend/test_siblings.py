@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import cast
 
+import msgspec
 import pytest
 
 from pdd_runtime.frontend import siblings as module
@@ -14,14 +15,18 @@ from pdd_runtime.frontend.keys import Key
 from pdd_runtime.frontend.limits import Ledger
 from pdd_runtime.frontend.service import Service
 from pdd_runtime.frontend.siblings import Siblings
+from pdd_runtime.pipeline.decisions import Journal
 from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import Greeting, RpcServer
+from tests.frontend.test_bulletin import Front
 from tests.waiting import until
 
 
 class Known:
     """A discovery that has found all there will be."""
+
+    across_hosts = True
 
     def __init__(self, *members: Member) -> None:
         self.members = members
@@ -69,3 +74,25 @@ async def test_what_a_key_uses_at_one_counts_at_the_others(monkeypatch: pytest.M
             await each.close()
         for plane in planes:
             await plane.close()
+
+
+async def test_of_decisions_only_those_of_other_launchers_may_be_behind() -> None:
+    greeting = Greeting(graph="doors", secret="s", cluster="dc-a", name="frontend")
+    plane = RpcServer(greeting)
+    end = await plane.start("127.0.0.1")
+    fronts = [Front(index, Journal()) for index in range(3)]
+    clusters = ("dc-a", "dc-a", "dc-b")
+    members = [
+        msgspec.structs.replace(front.shown(), cluster=cluster, plane=end)
+        for front, cluster in zip(fronts, clusters, strict=True)
+    ]
+    siblings = Siblings(cast(Service, None), fronts[0].key, bulletin=fronts[0].bulletin)
+    try:
+        await siblings.start(cast(Discovery, Known(*members)), greeting, plane)
+        assert await siblings.serving()
+        fronts[0].decide("promote", "b")
+        # The one of its own launcher is asked itself, and reads the same file.
+        assert siblings.behind == [fronts[2].key]
+    finally:
+        await siblings.close()
+        await plane.close()
