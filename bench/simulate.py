@@ -1,12 +1,12 @@
 """How many requests a second the simulator does on one core: the PDD report's deployment (10 prefill workers, 1 relay,
-16 mains, a link) under its workload, by three routing policies; as sources, and compiled (for which a wheel is built, by
+16 mains, a link) under its workload, by three routing policies; as sources, and compiled (a wheel is built for it, with
 a C compiler, in a minute). Both in turn, so that their ratio holds on a machine whose speed varies.
 
     .venv/bin/python bench/simulate.py [--requests N] [--rounds R] [--sources]
 
-The CPU time of a request is told as the least and the median over slices of runs: on a computer that others use as
-well, the least is nearest to what it takes. So is that of one turn of an empty loop, by which figures of different
-machines can be compared. The peak of memory is told for a tenth of the requests and for all.
+The CPU time of a request is told as the least and the median over runs: on a computer that others use as well, the
+least is nearest to what it takes. It is told in turns of an empty loop as well, by which figures of different machines
+can be compared. The peak of memory is told for a tenth of the requests and for all.
 """
 
 from __future__ import annotations
@@ -23,45 +23,41 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 GRAPH = ROOT / "examples/report/graphs/pdd.yaml"
-SLICE = 500
-"""Requests of which the time is taken together."""
+SHORT = 10
+"""Runs that have one of so many of the requests each, before one that has all of them."""
 LOOP = 1_000_000
 ROUTINGS = ("hit-threshold", "predictive", "never-relay")
 
 
 def one(routing: str, requests: int, seed: int) -> dict[str, Any]:
-    """CPU seconds of a request in each slice of a run, and of an empty loop beside them; megabytes at a tenth of the
-    requests and at the end."""
+    """CPU seconds of a request: of short runs, then of one with all the requests. Of an empty loop's turn beside them;
+    megabytes behind a short run, and at the end."""
     from pdd_runtime.graph import load
     from pdd_runtime.planner import read_workload
     from pdd_runtime.planner.pool_model import pool_models
-    from pdd_runtime.planner.simulate import Outcome, Scenario, simulate
+    from pdd_runtime.planner.simulate import Scenario, simulate
     from pdd_runtime.plugins import load_plugins
 
     plugins = load_plugins()
     graph = load(GRAPH, [f"spec.routing={{plugin: {routing}}}"]).graph
     scenario = Scenario(graph, pool_models(graph, plugins), plugins)
-    marks: list[float] = []
-    count, little = 0, 0.0
 
-    def observe(_: Outcome) -> None:
-        nonlocal count, little
-        count += 1
-        if count % SLICE == 0:
-            marks.append(time.process_time())
-        if count == requests // 10:
-            little = megabytes()
+    def took(many: int, seed: int) -> float:
+        began = time.process_time()
+        simulate(scenario, read_workload("report"), requests=many, seed=seed)
+        return (time.process_time() - began) / many
 
-    loop = empty_loop()
-    simulate(scenario, read_workload("report"), requests=requests, seed=seed, observe=observe)
-    slices = [(later - before) / SLICE for before, later in pairwise(marks)]
-    return {"slices": slices, "loop": min(loop, empty_loop()), "little": little, "most": megabytes()}
+    short = requests // SHORT
+    took(short, seed)
+    little, loop = megabytes(), empty_loop()
+    runs = [took(short, seed * SHORT + number) for number in range(SHORT)]
+    loop = min(loop, empty_loop())
+    return {"runs": [*runs, took(requests, seed)], "loop": loop, "little": little, "most": megabytes()}
 
 
 def empty_loop() -> float:
@@ -103,8 +99,8 @@ def table(found: Mapping[tuple[str, str], list[dict[str, Any]]]) -> None:
     )
     leasts = {}
     for (routing, form), runs in found.items():
-        slices = [each for run in runs for each in run["slices"]]
-        least, median = min(slices), statistics.median(slices)
+        each = [seconds for run in runs for seconds in run["runs"]]
+        least, median = min(each), statistics.median(each)
         leasts[routing, form] = least
         print(
             f"{routing:>14} {form:>9} {least * 1e6:>9.1f} {median * 1e6:>9.1f} {1 / least:>11,.0f} "

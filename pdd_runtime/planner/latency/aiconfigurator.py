@@ -13,7 +13,8 @@ from pdd_runtime.planner.figures import FigureError
 from pdd_runtime.planner.hardware import counted
 from pdd_runtime.planner.latency.grid_cache import GridCache, Grids
 from pdd_runtime.planner.latency.roofline import Roofline, RooflineConfig
-from pdd_runtime.planner.latency.table import Grid, Surface
+from pdd_runtime.planner.latency.surface import Surface
+from pdd_runtime.planner.latency.table import Grid
 from pdd_runtime.planner.model_spec import ModelFigures
 from pdd_runtime.plugins.latency import LatencyModel
 
