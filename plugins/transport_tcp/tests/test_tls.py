@@ -154,7 +154,7 @@ async def test_plain_text_and_tls_do_not_meet_and_both_sides_say_so(
     party: Party, tls: Tls, issuer: Issuer, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert "no TLS connection with the peer" in await refused(party, StoreSource(), tls, None)
-    assert "it does not speak TLS" in caplog.text
+    await eventually(lambda: "it does not speak TLS" in caplog.text)
     assert "it does not speak TLS" in await refused(party, StoreSource(), None, issuer.tls("dc-b"))
 
 
