@@ -6,6 +6,7 @@ ASK ?= @graphs/quickstart-question.txt
 # Slow enough that a laptop's relay has something to hide (a fast one: LINK=160Mbit/s); the graph itself says 200 Mbit/s.
 LINK ?= 80Mbit/s
 VLLM_TESTS ?= plugins/vllm_backend
+DIST ?= dist
 PIP := $(BIN)/python -m pip install --quiet
 PROJECTS := $(wildcard plugins/*/pyproject.toml)
 
@@ -57,7 +58,7 @@ bench: install
 
 # A wheel whose simulator is compiled, several times as fast: needs a C compiler, and a minute.
 wheel: install
-	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) .
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pdd-runtime needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2])'
