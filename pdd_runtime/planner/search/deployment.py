@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,9 +11,7 @@ from pdd_runtime.planner.prices import Range
 from pdd_runtime.planner.search.family import Family
 from pdd_runtime.planner.search.point import Candidate
 from pdd_runtime.planner.search.trial import Verdict
-
-_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Half a 95 % interval in standard errors, for 2, 3, … values (Student's t); 2 for more."""
+from pdd_runtime.planner.simulate import repeated
 
 
 @dataclass(frozen=True)
@@ -54,10 +50,8 @@ class Deployment:
 
 
 def interval(values: Sequence[float]) -> Range:
-    """95 % of the mean, by Student's t."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return Range(mean, mean)
-    student = _STUDENT[len(values) - 2] if len(values) - 2 < len(_STUDENT) else 2.0
-    half = student * statistics.stdev(values) / math.sqrt(len(values))
-    return Range(mean - half, mean + half)
+    """95 % of the mean, by Student's t; of one value, that."""
+    found = repeated.interval(list(values))
+    if found.low is None or found.high is None:
+        return Range(found.mean, found.mean)
+    return Range(found.low, found.high)
