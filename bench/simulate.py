@@ -74,9 +74,15 @@ def megabytes() -> float:
 
 def compiled(into: Path) -> Path:
     """Build a wheel whose simulator is compiled, and unpack it."""
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    environment = os.environ | {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true"}
-    subprocess.run([*command, "--wheel-dir", str(into), str(ROOT)], check=True, env=environment)
+    command = [
+        "make",
+        "--silent",
+        "--assume-old=install",
+        "wheel",
+        f"BIN={Path(sys.executable).parent}",
+        f"DIST={into}",
+    ]
+    subprocess.run(command, cwd=ROOT, check=True)
     (wheel,) = into.glob("*.whl")
     unpacked = into / "unpacked"
     with zipfile.ZipFile(wheel) as packed:
