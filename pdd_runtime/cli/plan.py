@@ -64,6 +64,8 @@ def run_plan(options: PlanOptions, consoles: Consoles) -> int:
     except (PlanError, WorkloadError, FigureError, PriceError, ProfileError) as error:
         consoles.error(error)
         return USAGE
+    for long in {str(each): each for each in map(setting.too_long, range(setting.choices)) if each}.values():
+        consoles.warning(long)
     processes = options.processes or min(os.cpu_count() or 1, 8)
     with Bar(consoles.err) as bar, crew(processes, judge, str(options.spec), tuple(options.overrides)) as workers:
         finder = Finder(setting, workers, bar)

@@ -80,10 +80,17 @@ def run_simulate(options: SimulateOptions, consoles: Consoles) -> int:
     if options.as_json:
         sources = {name: model.latency.source for name, model in scenario.pools.items()}
         asked = {"graph": graph.name, "requests": options.requests, "seed": options.seed, "seeds": options.seeds}
-        told = {"workload": workload.model_dump(mode="json", exclude_unset=True), "sources": sources}
+        context = scenario.context._asdict() if scenario.context is not None else None
+        told = {
+            "workload": workload.model_dump(mode="json", exclude_unset=True),
+            "sources": sources,
+            "context": context,
+        }
         consoles.json({**asked, **told, **repeated.to_json()})
     else:
         consoles.out.print(tables(repeated, scenario.pools))
+    if (long := _too_long(repeated, scenario)) is not None:
+        consoles.warning(long)
     for warning in _warnings(repeated):
         consoles.err.print(warning, style="yellow", markup=False)
     return OK if all(run.answered for run in repeated.runs) else FAILED
@@ -161,7 +168,8 @@ def _facts(repeated: Repeated) -> Table:
     requests = sum(run.requests for run in runs)
     row("answered", f"{sum(run.answered for run in runs):,} of {requests:,}, in {len(runs)} runs")
     for title, count in (
-        ("refused by admission", sum(run.rejected for run in runs)),
+        ("refused by admission", sum(run.rejected - run.too_long for run in runs)),
+        ("refused as too long", sum(run.too_long for run in runs)),
         ("lost with their workers", sum(run.failed for run in runs)),
     ):
         if count:
@@ -238,14 +246,24 @@ def _short(value: float) -> str:
     return f"{value:.3g}"
 
 
+def _too_long(repeated: Repeated, scenario: Scenario) -> SimulationError | None:
+    """What is to be done about requests that no route holds; None: there were none."""
+    long, requests = (sum(getattr(run, each) for run in repeated.runs) for each in ("too_long", "requests"))
+    if not long or scenario.context is None:
+        return None
+    limit = scenario.context
+    what = f"{long:,} of {requests:,} requests ({share(long, requests)}) are longer than the context, and refused"
+    return SimulationError(what, why=limit.why, fix=limit.fix)
+
+
 def _warnings(repeated: Repeated) -> list[str]:
     words = []
-    offered = repeated.interval(lambda run: run.offered_rate)
+    offered = repeated.interval(lambda run: run.offered_rate * (1 - run.too_long / max(1, run.requests)))
     achieved = repeated.interval(lambda run: run.achieved_rate)
     if offered and achieved and achieved.mean < 0.9 * offered.mean:
         words.append(
-            f"{offered.mean:.3g} requests/s were sent and {achieved.mean:.3g} answered: it is asked for more than it "
-            "can do, and its times grow with the number of requests"
+            f"{offered.mean:.3g} requests/s were to be served and {achieved.mean:.3g} were: it is asked for more than "
+            "it can do, and its times grow with the number of requests"
         )
     if len(repeated.runs) == 1:
         words.append("one run has no confidence intervals: use --seeds")

@@ -128,6 +128,7 @@ class Profiling:
             chunk=times.chunk,
             block=probe.block,
             capacity=probe.capacity,
+            context_length=probe.info.context_length,
             # Blocks travel whole: state that is kept behind each is paid for with its tokens.
             kv_constant=0.0,
             kv_token=layout.block_bytes / layout.block_size,

@@ -45,6 +45,8 @@ class ModelFigures(Figures):
     """Bytes of KV for each request, beside those for its tokens."""
     kv_bits: Literal[8, 16, 32] = 16
     """Of a number in that KV."""
+    context_length: int | None = Field(default=None, ge=1)
+    """Tokens of its longest sequence, prompt and answer together; none: not known, and nothing is refused for it."""
 
     @model_validator(mode="before")
     @classmethod

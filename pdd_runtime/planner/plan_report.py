@@ -88,6 +88,8 @@ class PlanReport:
 
     def _sentences(self) -> Iterator[str]:
         yield self.relay_sentence
+        if (long := self.setting.too_long(self.found.best.candidate.family)) is not None:
+            yield f"{long.what}; {long.why}."
         for reason in self.setting.left_out:
             yield f"Left out: {reason}."
         need, best = self.setting.plan.spec.goodput, self.found.best

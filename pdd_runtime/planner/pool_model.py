@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from pdd_runtime.graph import Graph, PluginRef
+from pdd_runtime.planner.context_limit import ContextLimit, context_limit
 from pdd_runtime.planner.figures import FigureError
 from pdd_runtime.planner.hardware import Hardware, counted
-from pdd_runtime.planner.model_spec import ModelFigures
+from pdd_runtime.planner.model_spec import ModelFigures, model_figures
 from pdd_runtime.planner.profile import PoolProfile, Profile, ProfileError
 from pdd_runtime.plugins import PluginManager
 from pdd_runtime.plugins.latency import LatencyModel
@@ -36,6 +37,8 @@ class PoolModel:
     kv_token: float
     overhead: float = 0.0
     """Seconds added to each request's first token there: message plane, scheduling."""
+    context: ContextLimit | None = None
+    """The longest sequence that it takes; None: any."""
 
     def kv_bytes(self, tokens: int) -> float:
         """Bytes of the KV of `tokens` tokens of one request."""
@@ -74,8 +77,9 @@ def pool_models(
     where neither says it, `FigureError` and `PluginError`."""
     found: dict[str, PoolModel] = {}
     for name, pool in graph.spec.pools.items():
-        if profile is not None and name in profile.pools:
-            found[name] = pool_model(profile.pools[name], plugins, f"pool {name} of the profile")
+        measured = profile.pools.get(name) if profile is not None else None
+        if measured is not None:
+            found[name] = pool_model(measured, plugins, f"pool {name} of the profile")
         elif pool.hardware is not None:
             config = _config(pool.hardware, graph.model_of(name).source, hardware or {}, models or {})
             ref = PluginRef(plugin=FROM_FIGURES, config={**config, **(settings or {})})
@@ -92,6 +96,8 @@ def pool_models(
                 why=f"{said}, and the graph does not say its hardware",
                 fix="measure it with `pdd-runtime profile GRAPH`, or say e.g. `hardware: 8xh100`",
             )
+        figures = _figures(graph.model_of(name).source, models or {})
+        found[name] = replace(found[name], context=context_limit(graph, name, plugins, measured, figures))
     return found
 
 
@@ -131,6 +137,14 @@ def pool_model(said: PoolProfile, plugins: PluginManager, where: str) -> PoolMod
         kv_token=kv_token,
         overhead=said.overhead,
     )
+
+
+def _figures(model: str, own: Mapping[str, ModelFigures]) -> ModelFigures | None:
+    """None: of a model whose pools were measured nothing needs to be known."""
+    try:
+        return model_figures(model, own)
+    except FigureError:
+        return None
 
 
 def _config(

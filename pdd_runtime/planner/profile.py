@@ -44,6 +44,8 @@ class PoolProfile(_Form):
     """Bytes of KV for each request; none: as the latency model knows the model."""
     kv_token: float | None = Field(default=None, ge=0)
     """Bytes of KV for each token; none: as the latency model knows the model."""
+    context_length: int | None = Field(default=None, ge=1)
+    """Tokens of the longest sequence that it takes, prompt and answer together; none: as graph and model say."""
     overhead: Duration = 0.0
     """Added to each request's first token there: message plane, scheduling."""
 

@@ -47,6 +47,20 @@ def test_a_typo_is_told_with_its_line(cli: Cli, plan: Path) -> None:
     assert 'did you mean "replicas"?' in typo.err
 
 
+def test_requests_beyond_the_context_are_told_first(cli: Cli, plan: Path) -> None:
+    limit = ("--set", "spec.set=[spec.pools.main.engine.config.context_length=4096]")
+    few, many = (f"prompt=choice(1000:{1 - share}, 200000:{share}),output=20" for share in (0.05, 0.2))
+    asked = ("plan", "plan.yaml", "--processes", "1", "--no-what-if", "--set", ONE, *limit)
+    done = cli(*asked, "--set", f"spec.workload={few}", timeout=LONG)
+    assert done.code == 0, done.err
+    assert "of the requests are longer than the context: they are refused" in done.err.splitlines()[0]
+    assert "engine.config.context_length in the graph" in done.err
+    assert "of the requests are longer than the context" in done.out
+    refused = cli(*asked, "--set", f"spec.workload={many}")
+    assert refused.code == 2
+    assert "pool main takes 4,096 tokens" in refused.err
+
+
 def test_a_promise_that_nothing_keeps_is_told_with_what_is_near(cli: Cli, plan: Path) -> None:
     hopeless = cli(
         "plan", "plan.yaml", "--processes", "1", "--set", "spec.slo.ttft_p90=1ms", "--set", ONE, timeout=LONG

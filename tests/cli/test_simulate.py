@@ -63,6 +63,24 @@ def test_programs_get_every_run_and_the_intervals(cli: Cli, graph: str) -> None:
     assert again == told
 
 
+def test_requests_beyond_the_context_are_told_with_the_key_that_says_so(cli: Cli, graph: str) -> None:
+    mixed = "prompt=choice(1000:0.75, 200000:0.25),output=50,rate=1"
+    limit = ("--set", "spec.pools.main.engine.config.context_length=4096")
+    told = cli("simulate", graph, "-w", mixed, "-n", "200", "--seeds", "2", *limit)
+    assert told.code == OK
+    assert "refused as too long" in told.out
+    assert "refused by admission" not in told.out
+    for words in ("of 400 requests", "pool main takes 4,096 tokens", "engine.config.context_length in the graph"):
+        assert words in told.err
+    assert "more than it can do" not in told.err
+
+    found = json.loads(cli("simulate", graph, "-w", mixed, "-n", "200", "--seeds", "2", *limit, "--format", "json").out)
+    assert found["context"]["tokens"] == 4096
+    assert all(30 < run["too_long"] == run["rejected"] < 70 for run in found["runs"])
+
+    assert cli("simulate", graph, "-w", "prompt=200000,output=50,rate=1", "-n", "50", "--seeds", "1").code == FAILED
+
+
 def test_a_changed_link_changes_what_users_see(cli: Cli, graph: str) -> None:
     def waits(*more: str) -> float:
         asked = ("simulate", graph, "-w", WORKLOAD, "-n", "200", "--seeds", "1", "--format", "json")
@@ -93,7 +111,7 @@ def test_what_fails_is_seen(cli: Cli, graph: str) -> None:
 
 
 def test_more_than_it_can_do_is_told(cli: Cli, graph: str) -> None:
-    told = cli("simulate", graph, "-w", "prompt=30000,output=50,rate=50", "-n", "700", "--seeds", "1")
+    told = cli("simulate", graph, "-w", "prompt=8000,output=50,rate=200", "-n", "700", "--seeds", "1")
     assert "refused by admission" in told.out
     assert "more than it can do" in told.err
 

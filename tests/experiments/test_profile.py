@@ -112,6 +112,8 @@ def test_a_simulator_takes_it(profile: Profile, cli: Cli) -> None:
     found = pool_models(load(cli.directory / "graph.yaml").graph, load_plugins(), profile)
     assert found["main"].prompt(2 * CHUNK, 0) > 0.5 * 2 * CHUNK / RATE
     assert "graph measured, pool relay" in found["main"].latency.source
+    assert profile.pools["main"].context_length == 8192
+    assert found["main"].context is not None
 
 
 def test_a_graph_that_runs_is_measured_by_its_name(cli: Cli) -> None:

@@ -10,6 +10,7 @@ from pdd_runtime.errors import PddError
 from pdd_runtime.graph import loads
 from pdd_runtime.planner.plan_html import to_html
 from pdd_runtime.planner.plan_report import PlanReport
+from pdd_runtime.planner.plan_spec import PlanError
 from pdd_runtime.planner.search.crew import Alone
 from pdd_runtime.planner.search.find import Finder, Found
 from pdd_runtime.planner.search.otherwise import what_if
@@ -171,6 +172,29 @@ def test_hardware_of_which_nothing_is_known_is_left_out_and_told(path: Path) -> 
     assert len(left_out) == 1
     assert '"h900"' in left_out[0]
     assert PlanReport(finder.setting, answer, None).to_json()["left_out"] == list(finder.setting.left_out)
+
+
+def test_what_is_longer_than_the_context_is_told_before_anything_is_searched(path: Path) -> None:
+    limit = "spec.set=[spec.pools.main.engine.config.context_length=4096]"
+    few, many = (f'spec.workload="prompt=choice(1000:{1 - share}, 200000:{share}),output=20"' for share in (0.05, 0.2))
+    with pytest.raises(PlanError, match=r"\d\d\.\d\d% of the requests are longer than the context") as told:
+        Setting.read(path, [limit, many])
+    assert "pool main takes 4,096 tokens" in told.value.why
+    assert "engine.config.context_length in the graph" in told.value.why
+
+    finder, answer = search(path, limit, few)
+    warning = finder.setting.too_long(answer.best.candidate.family)
+    assert warning is not None
+    assert warning.what in PlanReport(finder.setting, answer, None).sentences[1]
+    assert Setting.read(path, ["spec.workload=prompt=1000,output=20"]).too_long(0) is None
+
+
+def test_kinds_whose_context_is_too_short_are_left_out(path: Path) -> None:
+    kinds = [f"{{hardware: 8xh100, config: {{context_length: {tokens}}}}}" for tokens in (512, 4096)]
+    setting = Setting.read(path, [f"spec.pools.prefill.hardware=[{', '.join(kinds)}]"])
+    assert setting.choices == Setting.read(path).choices
+    (reason,) = setting.left_out
+    assert "pool prefill takes 512 tokens" in reason
 
 
 def test_a_promise_without_further_tokens_is_told_as_well(path: Path) -> None:

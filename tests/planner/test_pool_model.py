@@ -4,6 +4,7 @@ import pytest
 
 from pdd_runtime.errors import PluginError
 from pdd_runtime.graph import Graph, loads
+from pdd_runtime.planner.context_limit import ContextLimit, least
 from pdd_runtime.planner.figures import FigureError
 from pdd_runtime.planner.hardware import Hardware
 from pdd_runtime.planner.model_spec import ModelFigures
@@ -132,3 +133,55 @@ def test_what_is_not_known_is_told_with_its_place(
 
 def test_a_model_of_a_pool_cannot_be_changed() -> None:
     assert PoolModel.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "measured", "tokens", "said"),
+    [
+        ("toy", "{context_length: 32768}", None, 32768, "engine.config.context_length in the graph"),
+        ("toy", '{context_length: "32768"}', 40000, 32768, "engine.config.context_length in the graph"),
+        ("toy", "{}", None, 8192, "engine.config.context_length, which has that default"),
+        ("toy", "{context_length: 32768}", 2048, 2048, "context_length in the profile"),
+        ("llama-3.1-8b", "{context_length: 200000}", None, 131072, "context_length of model llama-3.1-8b"),
+    ],
+)
+def test_the_longest_sequence_is_the_least_that_graph_profile_and_model_say(
+    source: str, config: str, measured: int | None, tokens: int, said: str, plugins: PluginManager
+) -> None:
+    own = graph(
+        ("deepseek-ai/DeepSeek-V3", source),
+        ("8xh200, engine: {plugin: scripted}", f"8xh200, engine: {{plugin: scripted, config: {config}}}"),
+    )
+    pool = MEASURED | ({} if measured is None else {"context_length": measured})
+    assert pool_models(own, plugins, profile(prefill=pool, main=pool))["main"].context == (tokens, said, ("main",))
+
+
+def test_an_engine_that_is_not_installed_has_the_limit_that_the_graph_says(plugins: PluginManager) -> None:
+    elsewhere = (
+        "8xh200, engine: {plugin: scripted}",
+        "8xh200, engine: {plugin: theirs, config: {context_length: 5000}}",
+    )
+    assert pool_models(graph(elsewhere), plugins)["main"].context == (
+        5000,
+        "engine.config.context_length in the graph",
+        ("main",),
+    )
+    unsaid = ("8xh200, engine: {plugin: scripted}", "8xh200, engine: {plugin: theirs}")
+    found = pool_models(
+        graph(unsaid, ("deepseek-ai/DeepSeek-V3", "toy")), plugins, profile(prefill=MEASURED, main=MEASURED)
+    )
+    assert found["main"].context is None
+
+
+def test_a_limit_that_is_no_number_is_told_with_its_place(plugins: PluginManager) -> None:
+    wrong = ("8xh200, engine: {plugin: scripted}", "8xh200, engine: {plugin: theirs, config: {context_length: long}}")
+    with pytest.raises(FigureError, match="'long' is no number of tokens") as told:
+        pool_models(graph(wrong), plugins)
+    assert told.value.where == "spec.pools.main.engine.config.context_length"
+
+
+def test_of_several_pools_the_shortest_count_and_are_named() -> None:
+    one, two, three = (ContextLimit(tokens, "a test", (pool,)) for pool, tokens in (("a", 7), ("b", 9), ("c", 7)))
+    assert least([one, None, two, three]) == (7, "a test", ("a", "c"))
+    assert least([one, two]) == one
+    assert least([None]) is None

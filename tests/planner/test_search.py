@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from pdd_runtime.errors import PddError
 from pdd_runtime.graph import loads
 from pdd_runtime.graph.document import parse
+from pdd_runtime.planner.context_limit import ContextLimit
 from pdd_runtime.planner.plan_spec import Effort, Plan, PlanError
 from pdd_runtime.planner.pool_model import PoolModel
 from pdd_runtime.planner.search.bounds import Bounds
@@ -153,6 +155,16 @@ def test_bounds_are_what_compute_memory_and_link_allow() -> None:
     small = PoolModel(POOL.latency, 64, 512, 10_500, 16, 0.0, 1000.0)
     full = Bounds.of(made()[0], DEMAND, dict.fromkeys(("prefill", "relay", "main"), small), 0.02)
     assert dict(full.rates((3, 1, 2)))["decode"] == pytest.approx(3 * 10 / 0.011 / 100)
+
+
+def test_bounds_are_of_all_that_is_sent_though_what_is_too_long_is_no_work() -> None:
+    twice = Demand((*DEMAND.turns, *(replace(turn, fresh=turn.fresh + 10**6) for turn in DEMAND.turns)))
+    within = twice.within(ContextLimit(10_000, "", ("main",)))
+    assert within.too_long == pytest.approx(0.5)
+    assert twice.within(None) is twice
+    half = Bounds.of(made()[0], within, dict.fromkeys(("prefill", "relay", "main"), POOL), 0.02)
+    for name, rate in bounds(made())[0].rates((3, 1, 2)):
+        assert dict(half.rates((3, 1, 2)))[name] == pytest.approx(2 * rate)
 
 
 @pytest.mark.parametrize("rate", [1.0, 3.3, 7.0, 11.9, 17.5])

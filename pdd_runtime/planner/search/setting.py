@@ -13,6 +13,7 @@ from pdd_runtime.graph import Graph, LoadedGraph, load, nearest
 from pdd_runtime.graph.document import Document
 from pdd_runtime.graph.models import Slo
 from pdd_runtime.planner import Workload, read_workload
+from pdd_runtime.planner.context_limit import ContextLimit, least
 from pdd_runtime.planner.cost import Cost, PriceError
 from pdd_runtime.planner.figures import FigureError
 from pdd_runtime.planner.plan_spec import Plan, PlanError, read_plan
@@ -40,6 +41,8 @@ from pdd_runtime.plugins import PluginManager, load_plugins
 
 PACE = 0.05
 """Seconds a token where nothing is promised."""
+LATE = 0.1
+"""Share of requests that may be late: what is promised are P90s."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,37 @@ class Setting:
         kept, reasons = list[Family](), list[PddError]()
         for family in some:
             try:
-                self._models(family)
+                self._check_lengths(self._models(family))
             except PddError as error:
                 reasons.append(error)
             else:
                 kept.append(family)
         return tuple(kept), reasons
+
+    def _check_lengths(self, models: Mapping[str, PoolModel]) -> None:
+        """Raises `PlanError` where more requests are too long than may be late."""
+        limit = _context(models)
+        share = self.demand.within(limit).too_long
+        if limit is not None and share > LATE:
+            raise PlanError(
+                f"{share:.2%} of the requests are longer than the context",
+                where=self.document.locate(("spec", "workload")),
+                why=f"{limit.why}; who is refused is late, and of the P90s that are promised {LATE:.0%} may be",
+                fix=limit.fix,
+            )
+
+    def too_long(self, family: int) -> PlanError | None:
+        """What any deployment of that family refuses, as a warning; None: nothing."""
+        limit = _context(self.models[family])
+        share = self.demand.within(limit).too_long
+        if limit is None or not share:
+            return None
+        return PlanError(
+            f"{share:.2%} of the requests are longer than the context: they are refused, and count as late",
+            where=self.document.locate(("spec", "workload")),
+            why=limit.why,
+            fix=limit.fix,
+        )
 
     def _with_compared(self) -> Setting:
         """With families without a relay where all choices have one, and with one where none has: so that it can be told
@@ -190,7 +218,7 @@ class Setting:
     @cached_property
     def bounds(self) -> tuple[Bounds, ...]:
         return tuple(
-            Bounds.of(family, self.demand, models, self.slo.tpot_p90)
+            Bounds.of(family, self.demand.within(_context(models)), models, self.slo.tpot_p90)
             for family, models in zip(self.families, self.models, strict=True)
         )
 
@@ -266,6 +294,11 @@ class Setting:
             sent=sent,
             margin=max(margins.values(), default=0.0),
         )
+
+
+def _context(models: Mapping[str, PoolModel]) -> ContextLimit | None:
+    """The longest request that is served over these pools."""
+    return least(model.context for model in models.values())
 
 
 def _numbered(some: Sequence[Family]) -> tuple[Family, ...]:

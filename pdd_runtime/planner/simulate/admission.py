@@ -1,10 +1,11 @@
-"""Who may begin, and who waits, by the rules of `pdd_runtime.pipeline.admission`: one frontend, and one tenant."""
+"""Who may begin, and who waits, by the rules of `pdd_runtime.pipeline.admission`: one frontend, and one tenant. And who
+is too long, by that of `pdd_runtime.frontend.model`."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pdd_runtime.errors import NoRoute
 from pdd_runtime.graph import Graph
@@ -26,12 +27,18 @@ if TYPE_CHECKING:
     from pdd_runtime.planner.simulate.world import World
 
 
+_ANY: Final = 1 << 60
+"""More tokens than any request has."""
+
+
 class Admission:
     """Bounds what is in flight by what there is room for on a whole route."""
 
     def __init__(self, world: World, graph: Graph) -> None:
         self._world, self._spec = world, graph.spec.admission
         self._events = world.events
+        context = world.scenario.context
+        self._longest = _ANY if context is None else context.tokens
         self.answer = FIRST_GUESS
         """Tokens of an answer, the mean of late."""
         self.promised: dict[tuple[str, str], float] = dict.fromkeys(world.ways.links, 0.0)
@@ -51,8 +58,13 @@ class Admission:
 
     def ask(self, visit: Visit) -> None:
         """A request comes: it begins, waits, or is refused."""
+        turn = visit.turn
+        if turn.prompt + turn.output > self._longest:
+            self._world.recorder.longer(visit)
+            self._world.refuse(visit)
+            return
         if not self._world.scenario.admission:
-            self._begin(visit, self._world.plan(visit.turn))
+            self._begin(visit, self._world.plan(turn))
             return
         if self._queue:
             self._wait(visit)

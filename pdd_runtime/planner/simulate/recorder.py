@@ -27,6 +27,8 @@ class Recorder:
         self.all_sent: Callable[[], None] = _nothing
         """Called when the last that is measured is sent."""
         self.rejected = self.failed = 0
+        self.too_long = 0
+        """Of those rejected."""
         self.answered = 0
         self.began = float("inf")
         """When the first that is measured was sent."""
@@ -144,6 +146,11 @@ class Recorder:
         self.open -= 1
         self.rejected += 1
         self._unanswered(visit)
+
+    def longer(self, visit: Visit) -> None:
+        """One is refused for its length."""
+        if visit.measured:
+            self.too_long += 1
 
     def gave_up(self, visit: Visit) -> None:
         """One that is measured has lost its workers, and no others came."""

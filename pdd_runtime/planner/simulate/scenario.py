@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from pdd_runtime.errors import PddError
 from pdd_runtime.graph import Graph
+from pdd_runtime.planner.context_limit import ContextLimit, least
 from pdd_runtime.planner.pool_model import PoolModel
 from pdd_runtime.planner.profile import Profile
 from pdd_runtime.planner.simulate.link import LinkModel
@@ -62,6 +63,11 @@ class Scenario:
     whole_views: bool = False
     """Show the routing policy every worker. Else it sees, of each pool, those that a policy would choose which likes
     less load and more of the prompt: nearly always the same choice, for a fraction of the time."""
+
+    @property
+    def context(self) -> ContextLimit | None:
+        """The longest request that is served; None: any is."""
+        return least(self.pools[name].context for name in self.graph.spec.pools if name in self.pools)
 
     def link_model(self, name: str) -> LinkModel:
         """How that link behaves in each direction."""

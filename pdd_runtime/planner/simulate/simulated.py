@@ -80,7 +80,9 @@ class Simulated:
     requests: int
     answered: int
     rejected: int
-    """Refused by admission."""
+    """Refused: by admission, or since they are too long."""
+    too_long: int
+    """Of those rejected, the ones that are longer than the context."""
     failed: int
     """Given up after failures."""
     ttft: Metric
@@ -139,6 +141,7 @@ class Simulated:
             "requests": self.requests,
             "answered": self.answered,
             "rejected": self.rejected,
+            "too_long": self.too_long,
             "failed": self.failed,
             **{metric: getattr(self, metric).to_json() for metric in METRICS},
             "tokens": self.tokens,

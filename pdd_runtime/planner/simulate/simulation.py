@@ -116,6 +116,7 @@ def _simulated(world: World, begun: _Marks, sent: _Marks, ended: _Marks) -> Simu
         requests=measured,
         answered=recorder.answered,
         rejected=recorder.rejected,
+        too_long=recorder.too_long,
         failed=recorder.failed,
         **metrics,
         tokens=dict(recorder.tokens),
