@@ -140,18 +140,6 @@ class Objective:
         """Over their standard deviations."""
         return self.off(numbers) / self.deviation
 
-    def changes(
-        self,
-        numbers: Fitted,
-        base: Fitted,
-        structure: str = "",
-        base_structure: str = "",
-        seeds: Sequence[int] = PAIRED,
-    ) -> Vector:
-        """Of the figures' logarithms, from `base` on."""
-        ours = self.runs.logs(numbers, seeds, structure) - self.runs.logs(base, seeds, base_structure)
-        return np.asarray(ours.mean(axis=0))
-
     def differences(
         self,
         numbers: Fitted,
@@ -160,8 +148,9 @@ class Objective:
         base_structure: str = "",
         seeds: Sequence[int] = PAIRED,
     ) -> Vector:
-        """Of the residuals."""
-        return self.changes(numbers, base, structure, base_structure, seeds) / self.deviation
+        """Of the residuals, from `base` on."""
+        ours = self.runs.logs(numbers, seeds, structure) - self.runs.logs(base, seeds, base_structure)
+        return np.asarray(ours.mean(axis=0) / self.deviation)
 
     def jacobian(
         self, numbers: Fitted, names: Sequence[str] = NAMES, structure: str = "", seeds: Sequence[int] = PAIRED

@@ -43,7 +43,7 @@ def tables() -> list[Table]:
                 point(start, free), jacobian, free, REFITS,
             )  # fmt: skip
             end = at(start, x, free)
-            missed = base_off + objective.changes(end, numbers, name, seeds=FEW)
+            missed = base_off + objective.differences(end, numbers, name, seeds=FEW) * objective.deviation
             changes = x - point(start, free)
             most = sorted(range(len(free)), key=lambda place: -abs(changes[place]))[:2]
             moved = ", ".join(f"{free[place]} x {np.exp(changes[place]):.2g}" for place in most)
