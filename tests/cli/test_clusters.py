@@ -14,6 +14,7 @@ import pytest
 from pdd_runtime.testing.etcd_server import EtcdServer, find_etcd
 from tests.cli.shell import GRAPH, Cli, Result, has_route, read_until, running, until
 from tests.cli.stream_load import StreamLoad
+from tests.graphs import pdd
 from tests.waiting import PATIENCE
 
 pytestmark = [
@@ -24,27 +25,14 @@ pytestmark = [
 
 SECRET = {"PDD_SECRET": "known-to-both-sides-alone"}
 SIDES = ("two@dc-a", "two@dc-b")
-TWO = """\
-apiVersion: pdd/v1alpha1
-kind: InferenceGraph
-metadata: {name: two}
-spec:
-  model: {source: toy}
-  clusters: {dc-a: {}, dc-b: {}}
-  links:
-    wan: {between: [dc-a, dc-b], bandwidth: 200Mbit/s, rtt: 20ms, emulate: true}
-  pools:
-    prefill: {role: prefill, cluster: dc-a, engine: {plugin: scripted}}
-    relay: {role: relay, cluster: dc-a, engine: {plugin: scripted, config: {token_time: 0.03}}}
-    main: {role: main, cluster: dc-b, engine: {plugin: scripted, config: {token_time: 0.03}}}
-  edges:
-    - {from: prefill, to: relay, carries: kv, transport: {plugin: tcp}}
-    - {from: prefill, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
-    - {from: relay, to: main, carries: tokens, link: wan}
-  routing: {plugin: always-relay}
-  frontend: {port: 0}
-  discovery: {plugin: etcd, config: {endpoints: ["ENDPOINT"]}}
-"""
+TWO = pdd(
+    "two",
+    "routing: {plugin: always-relay}",
+    "frontend: {port: 0}",
+    'discovery: {plugin: etcd, config: {endpoints: ["ENDPOINT"]}}',
+    engine="{plugin: scripted, config: {token_time: 0.03}}",
+    wan="bandwidth: 200Mbit/s, rtt: 20ms, emulate: true",
+)
 
 
 @pytest.fixture

@@ -12,30 +12,18 @@ import pytest
 
 from tests.cli.shell import Cli, read_until, running, until
 from tests.cli.stream_load import StreamLoad
+from tests.graphs import pdd
 from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
-GRAPH = """\
-apiVersion: pdd/v1alpha1
-kind: InferenceGraph
-metadata: {name: roll}
-spec:
-  model: {source: toy}
-  clusters: {dc-a: {}, dc-b: {}}
-  links:
-    wan: {between: [dc-a, dc-b], bandwidth: 200Mbit/s, rtt: 10ms, emulate: true}
-  pools:
-    prefill: {role: prefill, cluster: dc-a, engine: {plugin: scripted}}
-    relay: {role: relay, cluster: dc-a, engine: {plugin: scripted, config: {token_time: 0.005}}}
-    main: {role: main, cluster: dc-b, replicas: 2, engine: {plugin: scripted, config: {token_time: 0.005}}}
-  edges:
-    - {from: prefill, to: relay, carries: kv, transport: {plugin: tcp}}
-    - {from: prefill, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
-    - {from: relay, to: main, carries: tokens, link: wan}
-  routing: {plugin: always-relay}
-  frontend: {port: 0}
-"""
+GRAPH = pdd(
+    "roll",
+    "routing: {plugin: always-relay}",
+    "frontend: {port: 0}",
+    engine="{plugin: scripted, config: {token_time: 0.005}}",
+    main="replicas: 2",
+)
 TORN = "spec.pools.relay.engine.config.start_error=the weights are torn"
 
 

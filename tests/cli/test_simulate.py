@@ -9,24 +9,16 @@ import pytest
 
 from pdd_runtime.cli.console import FAILED, OK, USAGE
 from tests.cli.shell import Cli
+from tests.graphs import pdd
 
-GRAPH = """\
-apiVersion: pdd/v1alpha1
-kind: InferenceGraph
-metadata: {name: simulated}
-spec:
-  model: {source: llama-3.1-8b}
-  clusters: {dc-a: {}, dc-b: {}}
-  links: {wan: {between: [dc-a, dc-b], bandwidth: 10Gbit/s, rtt: 20ms}}
-  pools:
-    prefill: {role: prefill, cluster: dc-a, replicas: 2, hardware: h100, engine: {plugin: scripted}}
-    relay: {role: relay, cluster: dc-a, hardware: h100, engine: {plugin: scripted}}
-    main: {role: main, cluster: dc-b, replicas: 2, hardware: h200, engine: {plugin: scripted}}
-  edges:
-    - {from: prefill, to: relay, carries: kv, transport: {plugin: tcp}}
-    - {from: prefill, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
-    - {from: relay, to: main, carries: tokens, link: wan}
-"""
+GRAPH = pdd(
+    "simulated",
+    prefill="replicas: 2, hardware: h100",
+    relay="hardware: h100",
+    main="replicas: 2, hardware: h200",
+    wan="bandwidth: 10Gbit/s, rtt: 20ms",
+    model="llama-3.1-8b",
+)
 WORKLOAD = "prompt=8000,output=50,hit=0.5,rate=1"
 
 

@@ -12,28 +12,18 @@ import pytest
 
 from pdd_runtime.experiments.chaos_report import ChaosReport
 from tests.cli.shell import Cli, read_until
+from tests.graphs import pdd
 from tests.waiting import PATIENCE
 
 ENGINE = "{plugin: scripted, config: {token_time: 0.01}}"
-GRAPH = f"""\
-apiVersion: pdd/v1alpha1
-kind: InferenceGraph
-metadata: {{name: stormy}}
-spec:
-  model: {{source: toy}}
-  clusters: {{dc-a: {{}}, dc-b: {{}}}}
-  links:
-    wan: {{between: [dc-a, dc-b], bandwidth: 100Mbit/s, rtt: 10ms, emulate: true}}
-  pools:
-    prefill: {{role: prefill, cluster: dc-a, replicas: 2, engine: &e {ENGINE}}}
-    relay: {{role: relay, cluster: dc-a, engine: *e}}
-    main: {{role: main, cluster: dc-b, replicas: 2, engine: *e}}
-  edges:
-    - {{from: prefill, to: relay, carries: kv, transport: {{plugin: tcp}}}}
-    - {{from: prefill, to: main, carries: kv, transport: {{plugin: tcp}}, link: wan}}
-    - {{from: relay, to: main, carries: tokens, link: wan}}
-  frontend: {{port: 0}}
-"""
+GRAPH = pdd(
+    "stormy",
+    "frontend: {port: 0}",
+    engine="{plugin: scripted, config: {token_time: 0.01}}",
+    prefill="replicas: 2",
+    main="replicas: 2",
+    wan="bandwidth: 100Mbit/s, rtt: 10ms, emulate: true",
+)
 pytestmark = pytest.mark.timeout(300)
 QUICK = ("--streams", "4", "-w", "prompt=100,output=uniform(40, 80),timeout=60", "--wait-timeout", "60")
 

@@ -13,28 +13,17 @@ from pdd_runtime.planner.pool_model import pool_models
 from pdd_runtime.planner.profile import Profile, read_profile
 from pdd_runtime.plugins import load_plugins
 from tests.cli.shell import Cli
+from tests.graphs import pdd
 
 RATE, STEP, CHUNK, TOKEN = 400.0, 0.02, 32, 4096
 LINE = 20e6
-GRAPH = f"""
-apiVersion: pdd/v1alpha1
-kind: InferenceGraph
-metadata: {{name: measured}}
-spec:
-  model: {{source: script}}
-  clusters: {{dc-a: {{}}, dc-b: {{}}}}
-  links:
-    wan: {{between: [dc-a, dc-b], bandwidth: {LINE / 1e6:g}Mbit/s, rtt: 40ms, emulate: true}}
-  pools:
-    prefill: {{role: prefill, cluster: dc-a, engine: {{plugin: scripted, config: &speed {{prefill_rate: {RATE},
-      token_time: {STEP}, chunk: {CHUNK}, token_bytes: {TOKEN}, batch_limit: 4}}}}}}
-    relay: {{role: relay, cluster: dc-a, engine: {{plugin: scripted, config: *speed}}}}
-    main: {{role: main, cluster: dc-b, engine: {{plugin: scripted, config: *speed}}}}
-  edges:
-    - {{from: prefill, to: relay, carries: kv, transport: {{plugin: tcp}}}}
-    - {{from: prefill, to: main, carries: kv, transport: {{plugin: tcp}}, link: wan}}
-    - {{from: relay, to: main, carries: tokens, link: wan}}
-"""
+GRAPH = pdd(
+    "measured",
+    engine=f"{{plugin: scripted, config: {{prefill_rate: {RATE}, token_time: {STEP}, chunk: {CHUNK}, "
+    f"token_bytes: {TOKEN}, batch_limit: 4}}}}",
+    wan=f"bandwidth: {LINE / 1e6:g}Mbit/s, rtt: 40ms, emulate: true",
+    model="script",
+)
 
 
 pytestmark = pytest.mark.timeout(300)

@@ -10,25 +10,9 @@ from pdd_runtime.experiments.outcome import Outcome
 from pdd_runtime.experiments.report import Measured, Report, report
 from pdd_runtime.graph import loads
 from pdd_runtime.planner import read_workload
+from tests.graphs import pdd
 
-GRAPH = """
-apiVersion: pdd/v1alpha1
-kind: InferenceGraph
-metadata: {name: pdd}
-spec:
-  model: {source: toy}
-  clusters: {dc-a: {}, dc-b: {}}
-  links:
-    wan: {between: [dc-a, dc-b], bandwidth: 20Mbit/s, rtt: 20ms}
-  pools:
-    prefill: {role: prefill, cluster: dc-a, engine: &e {plugin: scripted}}
-    relay: {role: relay, cluster: dc-a, engine: *e}
-    main: {role: main, cluster: dc-b, engine: *e}
-  edges:
-    - {from: prefill, to: relay, carries: kv, transport: {plugin: tcp}}
-    - {from: prefill, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
-    - {from: relay, to: main, carries: tokens, link: wan}
-"""
+GRAPH = pdd("pdd", wan="bandwidth: 20Mbit/s, rtt: 20ms")
 KEYS = ["requests", "errors", "ttft", "tt10", "tpot", "longest_gap", "handoff_gap", "e2e", "tokens", "link_bytes"]
 
 

@@ -11,26 +11,10 @@ from pdd_runtime.launch.difference import difference, unchangeable
 from pdd_runtime.launch.forms import forms
 from pdd_runtime.launch.part import Part
 from pdd_runtime.launch.slot import Slot
+from tests.graphs import pdd
 
 QUICKSTART = Path(__file__).parents[2] / "graphs" / "quickstart.yaml"
-GRAPH = """\
-apiVersion: pdd/v1alpha1
-kind: InferenceGraph
-metadata: {name: changing}
-spec:
-  model: {source: toy}
-  clusters: {dc-a: {}, dc-b: {}}
-  links:
-    wan: {between: [dc-a, dc-b], bandwidth: 200Mbit/s, rtt: 20ms, streams: 8}
-  pools:
-    prefill: {role: prefill, cluster: dc-a, replicas: 2, engine: {plugin: scripted}}
-    relay: {role: relay, cluster: dc-a, engine: {plugin: scripted}}
-    main: {role: main, cluster: dc-b, replicas: 2, engine: {plugin: scripted}}
-  edges:
-    - {from: prefill, to: relay, carries: kv, transport: {plugin: tcp}}
-    - {from: prefill, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
-    - {from: relay, to: main, carries: tokens, link: wan}
-"""
+GRAPH = pdd("changing", prefill="replicas: 2", main="replicas: 2", wan="bandwidth: 200Mbit/s, rtt: 20ms, streams: 8")
 MORE = {
     "a second relay pool": (
         "spec.pools.relay2={role: relay, cluster: dc-a, engine: {plugin: scripted}}",

@@ -13,24 +13,9 @@ from pdd_runtime.planner.pool_model import PoolModel
 from pdd_runtime.planner.simulate import Scenario
 from pdd_runtime.plugins import PluginManager, load_plugins
 from pdd_runtime.plugins.latency import LatencyModel
+from tests.graphs import pdd
 
-GRAPH = """
-apiVersion: pdd/v1alpha1
-kind: InferenceGraph
-metadata: {name: planned}
-spec:
-  model: {source: none}
-  clusters: {dc-a: {}, dc-b: {}}
-  links: {wan: {between: [dc-a, dc-b], bandwidth: 8Gbit/s, rtt: 20ms}}
-  pools:
-    prefill: {role: prefill, cluster: dc-a, replicas: 2, engine: {plugin: scripted}}
-    relay: {role: relay, cluster: dc-a, replicas: 1, engine: {plugin: scripted}}
-    main: {role: main, cluster: dc-b, replicas: 2, engine: {plugin: scripted}}
-  edges:
-    - {from: prefill, to: relay, carries: kv, transport: {plugin: tcp}}
-    - {from: prefill, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
-    - {from: relay, to: main, carries: tokens, link: wan}
-"""
+GRAPH = pdd("planned", prefill="replicas: 2", main="replicas: 2", wan="bandwidth: 8Gbit/s, rtt: 20ms", model="none")
 SECONDS_A_TOKEN, STEP = 1e-3, 0.01
 
 

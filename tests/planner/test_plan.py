@@ -16,26 +16,17 @@ from pdd_runtime.planner.search.find import Finder, Found
 from pdd_runtime.planner.search.otherwise import what_if
 from pdd_runtime.planner.search.setting import Setting, judge
 from pdd_runtime.planner.search.trial import Change, Trial, Verdict
+from tests.graphs import pdd
 
-GRAPH = """
-apiVersion: pdd/v1alpha1
-kind: InferenceGraph
-metadata: {name: given}
-spec:
-  model: {source: toy}
-  clusters: {dc-a: {}, dc-b: {}}
-  links: {wan: {between: [dc-a, dc-b], bandwidth: 1Gbit/s, rtt: 10ms}}
-  pools:
-    prefill: {role: prefill, cluster: dc-a, hardware: 8xh100, engine: {plugin: scripted}}
-    relay: {role: relay, cluster: dc-a, hardware: 1xh100, engine: {plugin: scripted}}
-    main: {role: main, cluster: dc-b, replicas: 2, hardware: 8xh200, engine: {plugin: scripted}}
-  edges:
-    - {from: prefill, to: relay, carries: kv, transport: {plugin: tcp}}
-    - {from: prefill, to: main, carries: kv, transport: {plugin: tcp}, link: wan}
-    - {from: relay, to: main, carries: tokens, link: wan}
-  slo: {ttft_p90: 5s, tpot_p90: 50ms}
-  discovery: {plugin: etcd, config: {endpoints: ["http://127.0.0.1:2379"]}}
-"""
+GRAPH = pdd(
+    "given",
+    "slo: {ttft_p90: 5s, tpot_p90: 50ms}",
+    'discovery: {plugin: etcd, config: {endpoints: ["http://127.0.0.1:2379"]}}',
+    prefill="hardware: 8xh100",
+    relay="hardware: 1xh100",
+    main="replicas: 2, hardware: 8xh200",
+    wan="bandwidth: 1Gbit/s, rtt: 10ms",
+)
 PROFILE = """
 pools:
   prefill: &worker
