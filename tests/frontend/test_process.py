@@ -28,11 +28,7 @@ from pdd_runtime.testing.byte_tokenizer import byte_tokenizer
 from pdd_runtime.worker.lifetime import race
 from tests.waiting import PATIENCE
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    # Each that has a fleet of its own starts four processes, which takes as long as the machine needs for it.
-    pytest.mark.timeout(480),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SECRET = "only-for-tests"
 GRAPH = """
@@ -80,7 +76,7 @@ class Fleet:
         for name in names:
             await self.member(name)
 
-    async def spawn(self, name: str) -> asyncio.subprocess.Process:
+    async def spawn(self, name: str, *options: str) -> asyncio.subprocess.Process:
         path = self.directory / "graph.json"
         path.write_text(self.graph.model_dump_json(by_alias=True))
         what = (
@@ -89,7 +85,7 @@ class Fleet:
         with self.log(name).open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", *what, "--graph", str(path)),
-                *("--epoch", new_id("epoch"), "--discovery", self.address),
+                *("--epoch", new_id("epoch"), "--discovery", self.address, *options),
                 stdin=asyncio.subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "PDD_SECRET": SECRET, "OMP_NUM_THREADS": "1"},
@@ -114,6 +110,15 @@ class Fleet:
                 await self._registry.changed(version)
 
         await self._while_they_run(registered())
+
+    async def says(self, name: str, what: str) -> None:
+        """Return when its log has that."""
+
+        async def said() -> None:
+            while what not in self.log(name).read_text():  # noqa: ASYNC110 - it is another process
+                await asyncio.sleep(0.05)
+
+        await self._while_they_run(said())
 
     async def end(self, name: str, number: signal.Signals) -> int:
         """Send a signal; returns the exit code."""
