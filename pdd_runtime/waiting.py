@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+
+def watched(task: asyncio.Task[T], lost: str) -> asyncio.Task[T]:
+    """`task`, which runs beside others until it is cancelled: should it fail, nobody waits for it, so the log says at
+    once why, and what is `lost` by it."""
+
+    def say(task: asyncio.Task[T]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s", lost, exc_info=error)
+
+    task.add_done_callback(say)
+    return task
 
 
 async def over(task: asyncio.Future[Any], on_cancel: Callable[[], object] = lambda: None) -> None:

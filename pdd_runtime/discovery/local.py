@@ -17,6 +17,7 @@ from pdd_runtime.plugins.discovery import Discovery, GraphMark, Member
 from pdd_runtime.plugins.hookspecs import hookimpl
 from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import Greeting, RpcConnection, connect
+from pdd_runtime.waiting import watched
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ class LocalDiscovery(Discovery):
         away for long (it is still told as soon as it is back), `LaunchError` when a newer epoch stands there."""
         self._mine[member.key] = member
         if self._keeper is None:
-            self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="discovery renewals")
+            keeper = asyncio.create_task(self._keep(), name="discovery renewals")
+            self._keeper = watched(keeper, "the registry is not told any more that members of this process are there")
         try:
             async with asyncio.timeout(REGISTER_TIMEOUT):
                 while True:

@@ -39,6 +39,7 @@ from pdd_runtime.plugins.discovery import Member
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import Greeting, RpcServer
+from pdd_runtime.waiting import watched
 from pdd_runtime.worker.lifetime import Lifetime, race
 
 log = logging.getLogger("pdd_runtime.frontend")
@@ -150,14 +151,17 @@ async def _serve_among(
     when it can answer, too; until then, as in a graph that is just starting, it is listed as starting, or, where it
     replaces one, not at all."""
     try:
-        if replaces:
-            await race(_until_ready(service), lifetime.over())
-        else:
-            if await race(presence.show("starting"), lifetime.over()) == 0 and await siblings.serving():
-                await race(_until_ready(service), lifetime.over())
+        await race(_may_listen(siblings, service, presence, replaces), lifetime.over())
         await _serve(service, servers, presence, lifetime, late=True)
     finally:
         await siblings.close()
+
+
+async def _may_listen(siblings: Siblings, service: Service, presence: Presence, replaces: bool) -> None:
+    if not replaces:
+        await presence.show("starting")
+    if await siblings.serving() or replaces:
+        await _until_ready(service)
 
 
 async def _until_ready(service: Service) -> None:
@@ -176,16 +180,22 @@ async def _serve(
     """`late`: it is announced when it is ready, not before."""
     serving = asyncio.create_task(servers.serve(), name="http server")
     warming = asyncio.create_task(service.warm(), name="tokenizer")
+    watched(warming, "the tokenizer is left to the first request")
     telling = asyncio.create_task(presence.keep(), name="telling other frontends")
+    watched(telling, "the other frontends are not told any more what is decided")
+
+    async def over() -> None:
+        await race(lifetime.over(), asyncio.wait([serving]))
+
     try:
         if late:
-            await race(_until_ready(service), lifetime.over())
+            await race(_until_ready(service), over())
         # The kernel takes connections since `listen`, so who finds the URL gets an answer.
-        if await race(presence.show("ready"), lifetime.over()) == 0:
+        if await race(presence.show("ready"), over()) == 0:
             member = presence.member
             log.info("listening on %s%s", member.endpoint, f", for operators on {member.admin}" if member.admin else "")
-            await lifetime.over()
-        if lifetime.orphaned.is_set():
+            await over()
+        if lifetime.orphaned.is_set() or serving.done():
             await service.stop(0.0)
         else:
             log.info("draining: what has come is answered")

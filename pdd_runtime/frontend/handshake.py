@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from pdd_runtime.frontend.protocol import Connections
 from pdd_runtime.rpc import Strangers
+from pdd_runtime.waiting import watched
 
 HANDSHAKE_TIME = 5.0
 """Seconds."""
@@ -34,7 +35,8 @@ class TlsListener:
         self._shaking: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         sock.listen(backlog)
-        self._accepting = asyncio.create_task(self._accept(sock), name="HTTPS clients")
+        accepting = asyncio.create_task(self._accept(sock), name="HTTPS clients")
+        self._accepting = watched(accepting, "no connections of HTTPS clients are taken any more")
 
     def close(self) -> None:
         """Take no more."""

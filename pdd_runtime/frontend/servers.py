@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 from pdd_runtime.frontend.app import Part, create_app
 from pdd_runtime.frontend.doors import Access
@@ -12,6 +14,7 @@ from pdd_runtime.frontend.service import Service
 from pdd_runtime.frontend.siblings import Siblings
 from pdd_runtime.graph import Frontend, leaves_host
 from pdd_runtime.graph.models import Admin
+from pdd_runtime.waiting import watched
 
 
 def admin_socket(frontend: Frontend, *, shared: bool) -> socket.socket | None:
@@ -49,12 +52,10 @@ class Servers:
         self._access, self._siblings, self._experiment = access, siblings, service.experiment
 
     async def serve(self) -> None:
-        beside: list[asyncio.Task[None]] = []
-        if self._access is not None:
-            beside.append(asyncio.create_task(self._access.watch(), name="API keys"))
-            beside.append(asyncio.create_task(self._siblings.share(self._access.ledger), name="use of API keys"))
-        if self._experiment is not None:
-            beside.append(asyncio.create_task(self._siblings.guard(self._experiment), name="guardrails"))
+        beside = [
+            watched(asyncio.create_task(work, name=name), f"{name} are not looked after any more")
+            for name, work in self._beside()
+        ]
         try:
             async with asyncio.TaskGroup() as group:
                 for server, sock in self._servers:
@@ -64,6 +65,13 @@ class Servers:
                 task.cancel()
             if beside:
                 await asyncio.wait(beside)
+
+    def _beside(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        if self._access is not None:
+            yield "API keys", self._access.watch()
+            yield "limits of API keys", self._siblings.share(self._access.ledger)
+        if self._experiment is not None:
+            yield "variants and their guardrails", self._siblings.guard(self._experiment)
 
     async def leave(self) -> None:
         """Take no more connections, and keep none open behind its next answer."""

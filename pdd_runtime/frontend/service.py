@@ -130,6 +130,9 @@ class Service:
                 if self._model is None or self._model.info.fingerprint != info.fingerprint:
                     files = await self.driver.tokenizer()
                     self._model = ServedModel(info, await asyncio.to_thread(Language, files))
+                elif self._model.context_length != info.context_length:
+                    # The shortest of the workers has come, or gone.
+                    self._model = ServedModel(info, self._model.language)
                 return self._model
         except TimeoutError:
             raise DeadlineExceeded(f"no worker gave the model's tokenizer within {LOAD_TIMEOUT:g} s") from None

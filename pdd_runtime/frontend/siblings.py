@@ -21,6 +21,7 @@ from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.messages import Empty, RequestId
 from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import Greeting, RpcContext, RpcServer, Tls, connect
+from pdd_runtime.waiting import watched
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,8 @@ class Siblings:
         plane.unary("frontend.used", Empty, self._on_used)
         plane.unary("frontend.seen", Look, self._on_seen)
         plane.unary("frontend.decided", Decided, self._on_decided)
-        self._watching = asyncio.create_task(self._watch(discovery), name="siblings")
+        watching = asyncio.create_task(self._watch(discovery), name="siblings")
+        self._watching = watched(watching, "other frontends that come and go are not seen any more")
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -103,8 +105,16 @@ class Siblings:
             await asyncio.wait([self._watching])
 
     async def serving(self) -> bool:
-        """Whether others answer on the port already."""
-        await self._seen.wait()
+        """Whether others answer on the port already, as soon as that can be known. Raises what keeps it from ever being
+        known, as `Discovery.watch` does."""
+        assert self._watching is not None
+        seen = asyncio.create_task(self._seen.wait(), name="who is there")
+        try:
+            await asyncio.wait([seen, self._watching], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            seen.cancel()
+        if not self._seen.is_set():
+            self._watching.result()
         return any(member.state == "ready" for member in self._others)
 
     async def timeline(self, request_id: str) -> dict[str, Any] | None:

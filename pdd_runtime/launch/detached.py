@@ -44,6 +44,8 @@ class Detached:
         await self._process.wait()
         if said is not None and said.error is not None:
             return PddError.from_wire(said.error)
+        if self._process.returncode == 0:
+            return LaunchError(f"graph {self.state.name} was stopped while it started")
         return LaunchError(
             f"the launcher of {self.state.name} ended",
             why=f"exit code {self._process.returncode}",

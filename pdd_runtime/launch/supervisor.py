@@ -35,6 +35,7 @@ from pdd_runtime.plugins.certificate import tls_of
 from pdd_runtime.plugins.discovery import Discovery
 from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import Greeting, RpcServer, Tls
+from pdd_runtime.worker.lifetime import race
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,8 @@ class Supervisor:
         process says at its first start that it can never work."""
         with self.state.hold(), ExitStack() as stack:
             before = self.state.launcher()
-            await end_left(before)
+            if await race(self._stop.wait(), end_left(before)) == 0:
+                return
             secret = self.part.secret or secrets.token_urlsafe(32)
             self._tls = tls_of(self.graph, self._cluster)
             server = RpcServer(self._greeting(secret), tls=self._tls)
@@ -144,7 +146,8 @@ class Supervisor:
                 self.state.write_launcher(self._launcher)
                 self._discovery = self._open_discovery(self.graph, self._launcher.marks)
                 try:
-                    await meet(self._discovery)
+                    if await race(self._stop.wait(), meet(self._discovery)) == 0:
+                        return
                     stack.enter_context(self._ports)
                     self._specs = self._make_specs()
                     await self._run_children()

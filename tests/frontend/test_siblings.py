@@ -10,6 +10,7 @@ from typing import cast
 import msgspec
 import pytest
 
+from pdd_runtime.errors import LaunchError
 from pdd_runtime.frontend import siblings as module
 from pdd_runtime.frontend.keys import Key
 from pdd_runtime.frontend.limits import Ledger
@@ -20,7 +21,7 @@ from pdd_runtime.plugins.discovery import Discovery, Member
 from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import Greeting, RpcServer
 from tests.frontend.test_bulletin import Front
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 
 class Known:
@@ -34,6 +35,22 @@ class Known:
     async def watch(self) -> AsyncGenerator[tuple[Member, ...], None]:
         yield self.members
         await asyncio.Event().wait()
+
+
+class Broken(Known):
+    """One that has a fault of its own."""
+
+    async def watch(self) -> AsyncGenerator[tuple[Member, ...], None]:
+        yield self.members
+        raise RuntimeError("a fault of its own")
+
+
+class Refusing(Known):
+    """One whose servers refuse whoever asks."""
+
+    async def watch(self) -> AsyncGenerator[tuple[Member, ...], None]:
+        raise LaunchError("you may not", why="you are nobody", fix="be somebody")
+        yield self.members
 
 
 async def test_what_a_key_uses_at_one_counts_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,3 +113,34 @@ async def test_of_decisions_only_those_of_other_launchers_may_be_behind() -> Non
     finally:
         await siblings.close()
         await plane.close()
+
+
+async def test_who_can_never_know_its_siblings_is_told_instead_of_waiting_for_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    greeting = Greeting(graph="g", secret="s", cluster="dc", name="frontend")
+    plane = RpcServer(greeting)
+    siblings = Siblings(cast(Service, None), WorkerKey("frontend", 0, "e"))
+    try:
+        await siblings.start(cast(Discovery, Refusing()), greeting, plane)
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(LaunchError, match="you may not"):
+                await siblings.serving()
+    finally:
+        await siblings.close()
+        await plane.close()
+    assert "fix: be somebody" in caplog.text
+
+
+async def test_a_fault_after_which_siblings_are_seen_no_more_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    greeting = Greeting(graph="g", secret="s", cluster="dc", name="frontend")
+    plane = RpcServer(greeting)
+    siblings = Siblings(cast(Service, None), WorkerKey("frontend", 0, "e"))
+    try:
+        await siblings.start(cast(Discovery, Broken()), greeting, plane)
+        await until(lambda: "other frontends that come and go are not seen any more" in caplog.text)
+        assert not await siblings.serving()
+    finally:
+        await siblings.close()
+        await plane.close()
+    assert "RuntimeError: a fault of its own" in caplog.text

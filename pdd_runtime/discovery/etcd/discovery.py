@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from pdd_runtime.errors import ConnectionLost, DeadlineExceeded, PddError, Plugi
 from pdd_runtime.plugins.discovery import Discovery, GraphMark, Member
 from pdd_runtime.plugins.hookspecs import hookimpl
 from pdd_runtime.plugins.routing import WorkerKey
+from pdd_runtime.waiting import watched
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,11 @@ class EtcdDiscovery(Discovery):
         self._change = asyncio.Event()
         self._dirty = asyncio.Event()
         self._refused: PddError | None = None
+        self._refusals: dict[str, str] = {}
+        """Why something of this process cannot be put, as it was told last."""
         self._away = ""
+        self._refusal_told = False
+        """In this outage."""
         self._closed = False
 
     @property
@@ -66,7 +71,8 @@ class EtcdDiscovery(Discovery):
     async def register(self, member: Member) -> None:
         """See the contract. Returns when etcd has it; where no server answers, soon, and it is registered as soon as
         one does. Raises `LaunchError` when a newer epoch stands there, `GraphError` where the others have another
-        graph, `EtcdRefused` and `PluginError` where the servers or the settings are not as they should be."""
+        graph, `EtcdRefused` and `PluginError` where the servers or the settings are not as they should be. What is new
+        of one that etcd has had is told all the same, as soon as it may be."""
         self._mine.take(member)
         try:
             async with asyncio.timeout(REGISTER_TIMEOUT):
@@ -78,7 +84,7 @@ class EtcdDiscovery(Discovery):
         except (TimeoutError, ConnectionLost, DeadlineExceeded):
             log.warning("%s goes on unregistered: %s", member.key, self._away or "etcd is slow")
         except PddError:
-            self._mine.drop(member.key)
+            self._mine.give_up(member.key)
             raise
 
     async def renew(self, member: Member) -> None:
@@ -102,15 +108,19 @@ class EtcdDiscovery(Discovery):
             log.debug("%s is left to expire: %s", key, error)
 
     async def watch(self) -> AsyncGenerator[tuple[Member, ...], None]:
-        """See the contract. Ends when this object is closed. Instead of a first view it may raise as `register`."""
+        """See the contract. Ends when this object is closed. Instead of a first view it may raise as `register`, and
+        as soon: who has gone on without etcd waits for it, whatever it says."""
         self._start()
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
         last: tuple[Member, ...] | None = None
         while not self._closed:
             change = self._change
-            if last is None and self._refused is not None:
+            asking = last is None and loop.time() < asked + REGISTER_TIMEOUT
+            if asking and self._refused is not None:
                 raise self._refused
             if self._mirror.listed:
-                if last is None and not self._mine.stood:
+                if asking and not self._mine.stood:
                     self._mirror.check_graph()
                 members = self._mirror.members()
                 if members is not last and members != last:
@@ -137,8 +147,7 @@ class EtcdDiscovery(Discovery):
 
     def _start(self) -> None:
         if self._keeper is None and not self._closed:
-            self._keeper = asyncio.create_task(self._keep(), name="etcd")
-            self._keeper.add_done_callback(_say_why)
+            self._keeper = watched(asyncio.create_task(self._keep(), name="etcd"), "etcd is not followed any more")
 
     async def _server(self) -> EtcdClient:
         """The client, as soon as there is one. Raises what keeps it from ever being there."""
@@ -168,13 +177,15 @@ class EtcdDiscovery(Discovery):
                 pause = min(2 * pause, LAST_RETRY)
 
     def _lost(self, error: PddError) -> None:
-        if isinstance(error, (EtcdRefused, PluginError)) and not self._mirror.listed:
+        refused = isinstance(error, (EtcdRefused, PluginError))
+        if refused and not self._mirror.listed:
             self._refused = error
-        said = ": ".join(part for part in (error.where, error.what, error.why) if part)
+        said = ": ".join(part for part in (error.where, error.what, error.why, error.fix) if part)
         known = "the last known membership stays" if self._mirror.listed else "nobody is found before it answers"
         away = f"etcd is away, {known}: {said}"
-        if not self._away:
+        if not self._away or (refused and not self._refusal_told):
             log.warning("%s", away)
+            self._refusal_told = refused
         self._away, self._client = away, None
         self._changed()
 
@@ -229,7 +240,7 @@ class EtcdDiscovery(Discovery):
             return
         if self._away:
             log.info("etcd is back: %s", client.endpoint)
-        self._client, self._away, self._refused = client, "", None
+        self._client, self._away, self._refused, self._refusal_told = client, "", None, False
         self._dirty.set()
         self._changed()
 
@@ -238,7 +249,7 @@ class EtcdDiscovery(Discovery):
             await asyncio.sleep(self.ttl / 3)
             if not await client.keep_alive(self._lease):
                 raise ConnectionLost("the lease has expired", where=client.endpoint, why="this process was held up")
-            if self._mine.slots and (self._graph.digest not in self._mirror.graphs or self._succeeds_unsaid):
+            if self._mine.slots and (self._graph_unsaid or self._succeeds_unsaid or self._mine.amiss(self._mine.slots)):
                 self._dirty.set()
 
     async def _announce(self, client: EtcdClient) -> None:
@@ -246,19 +257,35 @@ class EtcdDiscovery(Discovery):
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            if self._client is not client:
+            if self._client is not client or not self._mine.slots:
                 continue
-            if self._mine.slots:
-                await self._succeed(client)
+            await self._try("the graph's past", self._succeed(client))
             for slot in self._mine.slots:
-                try:
-                    await self._mine.put(client, slot, self._lease)
-                except (ConnectionLost, DeadlineExceeded):
-                    raise
-                except PddError as error:
-                    log.error("cannot register %s/%d: %s", *slot, error)
-            if self._mine.slots and self._graph.digest not in self._mirror.graphs:
-                await client.put(self._mirror.graph_key(), msgspec.json.encode(self._graph.shared), self._lease, 0)
+                await self._try(f"{slot[0]}/{slot[1]}", self._mine.put(client, slot, self._lease))
+            await self._try("the graph", self._describe(client))
+
+    async def _try(self, what: str, putting: Awaitable[None]) -> None:
+        """What is refused keeps nothing else from being put, is told of once, and is tried again with each renewal."""
+        try:
+            await putting
+        except (ConnectionLost, DeadlineExceeded):
+            raise
+        except PddError as error:
+            if self._refusals.get(what) != str(error):
+                log.error("cannot register %s: %s", what, error)
+            self._refusals[what] = str(error)
+        else:
+            if self._refusals.pop(what, None):
+                log.info("%s is registered again", what)
+
+    async def _describe(self, client: EtcdClient) -> None:
+        """Say what the graph's digest stands for."""
+        if self._graph_unsaid:
+            await client.put(self._mirror.graph_key(), msgspec.json.encode(self._graph.shared), self._lease, 0)
+
+    @property
+    def _graph_unsaid(self) -> bool:
+        return self._graph.digest not in self._mirror.graphs
 
     @property
     def _succeeds_unsaid(self) -> bool:
@@ -290,11 +317,6 @@ async def _first(*parts: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
-
-
-def _say_why(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("etcd is not followed any more", exc_info=error)
 
 
 @hookimpl

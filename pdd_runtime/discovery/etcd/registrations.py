@@ -62,6 +62,12 @@ class Registrations:
         if own is not None and own.member.key == key:
             del self._own[slot_of(key)]
 
+    def give_up(self, key: WorkerKey) -> None:
+        """It was refused. One that etcd has had stays: its place is its own, and what is new of it is put later."""
+        own = self._own.get(slot_of(key))
+        if own is not None and not own.stood:
+            self.drop(key)
+
     def clear(self) -> None:
         self._own.clear()
 
@@ -75,10 +81,10 @@ class Registrations:
             )
 
     def amiss(self, slots: Iterable[Slot]) -> bool:
-        """Whether one of them lacks the member that this process has for it. `put` finds out who is the newer one."""
+        """Whether etcd lacks what this process has for one of them. `put` finds out who is the newer one."""
         for slot in slots:
             own, there = self._own.get(slot), self._mirror.get(slot)
-            if own is not None and (there is None or (there.member.key != own.member.key and own.stood)):
+            if own is not None and (there is None or there.member != own.member):
                 return True
         return False
 
