@@ -137,10 +137,11 @@ class Driver:
         return (AdmissionCollector(*self._courses.admissions),)
 
     async def info(self) -> EngineInfo:
-        """What the workers serve; waits for one. Raises `DeadlineExceeded`."""
-        peer = await self._any_worker()
-        assert peer.member.info is not None
-        return peer.member.info
+        """What the workers serve, with the shortest context that one of them has: a route may lead over any. Waits for
+        one. Raises `DeadlineExceeded`."""
+        await self._any_worker()
+        infos = [peer.member.info for peer in self._peers.ready if peer.member.info is not None]
+        return min(infos, key=lambda info: info.context_length)
 
     async def tokenizer(self) -> TokenizerFiles:
         """Of the model served; waits for a worker. Raises `DeadlineExceeded`."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from pdd_runtime.errors import CapacityError, NoRoute, RequestError, WorkerLost
@@ -281,6 +282,16 @@ async def test_a_context_too_long_names_both_numbers(given: Start) -> None:
     assert error["code"] == "context_length_exceeded"
     assert "300" in error["message"]
     assert "256" in error["message"]
+
+
+async def test_a_worker_with_a_shorter_context_bounds_all_requests_while_it_is_there(given: Start) -> None:
+    server = await given(LENGTH)
+
+    async def asked(context: int) -> int:
+        server.driver._info = msgspec.structs.replace(server.driver._info, context_length=context)
+        return (await server.client.post("/v1/completions", json={"prompt": [1] * 30, "max_tokens": 9})).status_code
+
+    assert [await asked(context) for context in (256, 38, 39)] == [200, 400, 200]
 
 
 @pytest.mark.parametrize(

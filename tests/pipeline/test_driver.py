@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.engine import Sampling
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.rpc import Greeting
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -51,6 +53,17 @@ async def test_it_tells_what_is_served(fleet: Any) -> None:
     driver = await fleet.driver()
     assert (await driver.info()).model == "scripted"
     assert (await driver.tokenizer()).eos_token_ids == (257,)
+
+
+@pytest.mark.parametrize("short", ["prefill", "relay", "main"])
+async def test_the_context_is_the_shortest_of_those_that_are_there(new_fleet: Callable[..., Any], short: str) -> None:
+    fleet = new_fleet(f"spec.pools.{short}.engine.config.context_length=256")
+    await fleet.start()
+    driver = await fleet.driver()
+    assert (await driver.info()).context_length == 256
+    await fleet.kill(short)
+    await until(lambda: short not in {member.key.pool for member, _ in driver.workers()})
+    assert (await driver.info()).context_length == 8192
 
 
 async def test_without_workers_a_request_ends_at_once_and_says_what_is_missing(fleet: Any) -> None:
