@@ -10,6 +10,7 @@ import pytest
 
 from pdd_runtime.graph import loads
 from pdd_runtime.launch import GraphState, Supervisor, leftovers, lineage
+from pdd_runtime.launch.detached import Detached
 from pdd_runtime.launch.identity import birth
 from pdd_runtime.launch.state import Launcher, Recorded
 from pdd_runtime.plugins import load_plugins
@@ -62,3 +63,9 @@ async def test_one_that_waits_for_what_another_left_ends_and_leaves_it_to_the_ne
     finally:
         left.kill()
         await left.wait()
+
+
+async def test_one_in_the_background_that_was_stopped_so_early_has_not_failed(tmp_path: Path) -> None:
+    ended = await asyncio.create_subprocess_exec("true", stdout=asyncio.subprocess.PIPE)
+    failure = await Detached(GraphState("demo", tmp_path), ended).failure()
+    assert str(failure) == "graph demo was stopped while it started"
