@@ -99,7 +99,7 @@ async def _run(
     on them, too. Raises `PddError` where it cannot start."""
     lifetime = Lifetime()
     cluster, secret = graph.frontends[key.index], os.environ.get("PDD_SECRET", "")
-    plugins, tls = load_plugins(), tls_of(graph, cluster)
+    plugins, tls = load_plugins(lazily=True), tls_of(graph, cluster)
     discovery = open_discovery(graph, plugins, options.discovery, secret, tls, tuple(options.succeeds))
     greeting = Greeting(graph=graph.name, secret=secret, cluster=cluster, name=str(key), epoch=key.epoch)
     timelines, frontend = Timelines(), graph.spec.frontend

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pdd_runtime.errors import LayoutError
-from pdd_runtime.kv.cast import cast
 from pdd_runtime.kv.layout import KvLayout
 
 AT_ONCE = 1 << 18
@@ -64,6 +63,9 @@ class Conversion:
 
     def tokens(self, source: memoryview, source_at: int, target: memoryview, target_at: int, count: int) -> None:
         """Convert `count` tokens, from the `source_at`-th of one block to the `target_at`-th of another."""
+        # Needs numpy, which most processes do without.
+        from pdd_runtime.kv.cast import cast
+
         have = self.source.elements(source)[:, :, source_at : source_at + count]
         want = self.target.elements(target)[:, :, target_at : target_at + count]
         layers = self.source.layers

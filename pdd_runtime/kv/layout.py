@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -64,6 +66,9 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     def elements(self, memory: memoryview) -> NDArray[np.unsignedinteger]:
         """A block's elements as unsigned integers of their size, nothing copied, and in one order whatever theirs in
         memory: `[layers, 2, block_size, tp_size, kv_heads / tp_size, head_dim]`."""
+        # Most processes of a graph convert nothing, and start sooner without it.
+        import numpy as np
+
         sizes = {"l": self.layers, "k": 2, "t": self.block_size, "h": self.kv_heads // self.tp_size, "d": self.head_dim}
         shape = (self.tp_size, *(sizes[axis] for axis in self.axes))
         bits = np.frombuffer(memory, f"<u{DTYPE_BYTES[self.dtype]}", math.prod(shape)).reshape(shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -36,6 +36,10 @@ class Kind:
     plural: str
     base: type[Any]
     config: type[BaseModel] = BaseModel
+
+    @property
+    def word(self) -> str:
+        return self.noun.split()[0]
 
     @property
     def hook(self) -> str:
@@ -84,17 +88,18 @@ class PluginManager:
         self.problems: list[PluginError] = []
         self._origins: dict[str, Origin] = {}
         self._isolated: list[str] | None = None
+        self._waiting: list[EntryPoint] = []
+        """Not imported yet."""
         self._pluggy = pluggy.PluginManager("pdd_runtime")
         self._pluggy.add_hookspecs(hookspecs)
 
-    def load(self) -> None:
-        """Import every plugin and take what it registers. Broken ones become `problems`."""
+    def load(self, *, lazily: bool = False) -> None:
+        """Import every plugin and take what it registers. Broken ones become `problems`. `lazily`: only when something
+        is asked for, and at first those that are named like it or like its contract."""
         chosen = os.environ.get(ISOLATE)
         self._isolated = [name.strip() for name in chosen.split(",") if name.strip()] if chosen is not None else None
         points = sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value))
-        for point in points:
-            if self._isolated is None or point.name in self._isolated:
-                self._take(point)
+        self._waiting = [point for point in points if self._isolated is None or point.name in self._isolated]
         for name in self._isolated or ():
             if name not in {point.name for point in points}:
                 self.problems.append(
@@ -103,7 +108,9 @@ class PluginManager:
                         fix=nearest(name, [point.name for point in points]) or f"remove it from {ISOLATE}",
                     )
                 )
-        self._report_clashes()
+        if not lazily:
+            self._take_waiting()
+            self._report_clashes()
 
     def engine(self, name: str) -> type[Engine]:
         """The engine class called `name`. Raises `PluginError`, as the next five do."""
@@ -127,6 +134,13 @@ class PluginManager:
     def configure(self, cls: type[Any], config: Mapping[str, Any], where: Place) -> Any:
         """`config` checked and completed by `cls.Config`. Raises `PluginError`."""
         return configure(f"{_kind_of(cls).noun} {cls.name}", cls.Config, config, where)
+
+    def _take_waiting(self, names: Collection[str] | None = None) -> None:
+        """Import them, or those of these names."""
+        taken = [point for point in self._waiting if names is None or point.name in names]
+        self._waiting = [point for point in self._waiting if point not in taken]
+        for point in taken:
+            self._take(point)
 
     def _take(self, point: EntryPoint) -> None:
         distribution = point.dist
@@ -197,6 +211,10 @@ class PluginManager:
 
     def _find(self, base: type[Any], name: str) -> type[Any]:
         kind = next(kind for kind in KINDS if kind.base is base)
+        if self._waiting:
+            self._take_waiting({name, kind.word, f"{name}-{kind.word}"})
+            if not self._named(kind, name):
+                self._take_waiting()
         found = self._named(kind, name)
         if len(found) > 1:
             raise self._clash(kind, name)
@@ -236,10 +254,11 @@ class PluginManager:
         self.problems.append(PluginError(what, why=why, fix=fix))
 
 
-def load_plugins() -> PluginManager:
-    """All installed plugins, or those that the environment variable `PDD_PLUGINS` names."""
+def load_plugins(*, lazily: bool = False) -> PluginManager:
+    """All installed plugins, or those that the environment variable `PDD_PLUGINS` names. `lazily`: for a process that
+    needs a few, of a graph that was checked with all of them; what it never asks for is not imported."""
     manager = PluginManager()
-    manager.load()
+    manager.load(lazily=lazily)
     return manager
 
 

@@ -88,7 +88,7 @@ class Worker:
 
     async def start(self) -> None:
         """Load the model and serve. Raises a `PddError`; `close` it then, too."""
-        plugins = load_plugins()
+        plugins = load_plugins(lazily=True)
         self._engine = self._make_engine(plugins)
         self._transports = Transports(self.graph, self.key.pool, plugins, self)
         self._discovery = open_discovery(self.graph, plugins, self._registry, self._secret, self.tls, self._succeeds)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,6 +171,31 @@ def test_one_name_may_serve_two_kinds(install: Install, engine: Source) -> None:
     assert problems(manager) == []
     assert manager.engine("tiny").__name__ == "Tiny"
     assert manager.routing("tiny").__name__ == "Policy"
+
+
+@pytest.mark.parametrize("point", ["tiny", "tiny-engine", "engine"])
+def test_lazily_only_what_is_asked_for_is_imported(install: Install, engine: Source, point: str) -> None:
+    install("acme", "1.2", "acme_plugin", engine("tiny"), point)
+    install("other-engines", "0.1", "other_plugin", engine("large"))
+    manager = load_plugins(lazily=True)
+    assert not {"acme_plugin", "other_plugin"} & set(sys.modules)
+    assert manager.engine("tiny").__module__ == "acme_plugin"
+    assert "other_plugin" not in sys.modules
+    assert manager.engine("large").__module__ == "other_plugin"
+    assert manager.engine("tiny").__module__ == "acme_plugin"
+
+
+def test_lazily_as_well_an_unknown_name_is_answered_with_all_there_is(install: Install, engine: Source) -> None:
+    install("acme", "1.2", "acme_plugin", engine("tiny"))
+    install("broken", "0.3", "broken_plugin", "import no_such_module\n")
+    for name in ("tinny", "broken"):
+        assert refusal(load_plugins(lazily=True).engine, name) == refusal(load_plugins().engine, name)
+
+
+def test_lazily_as_well_two_plugins_of_one_name_are_an_error(install: Install, engine: Source) -> None:
+    install("acme", "1.2", "acme_plugin", engine("tiny", "Small"), "tiny")
+    install("other-engines", "0.1", "other_plugin", engine("tiny", "Little"), "tiny")
+    assert refusal(load_plugins(lazily=True).engine, "tiny").startswith('2 plugins bring an engine called "tiny"')
 
 
 def test_an_unknown_name_gets_the_nearest_the_list_and_what_to_install(install: Install, engine: Source) -> None:

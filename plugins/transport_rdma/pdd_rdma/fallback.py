@@ -11,6 +11,6 @@ def fallback_of(config: RdmaConfig, context: TransportContext) -> Transport | No
     """By name, with its defaults: we know no other plugin. Raises `PluginError` where it is not installed."""
     if config.fallback is None:
         return None
-    plugins = load_plugins()
+    plugins = load_plugins(lazily=True)
     cls = plugins.transport(config.fallback)
     return cls(plugins.configure(cls, {}, "transport rdma, fallback"), context)
