@@ -37,6 +37,7 @@ from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty
 from pdd_runtime.plugins.routing import ClusterView, LinkView, Route
 from pdd_runtime.rpc import Greeting, Tls
+from pdd_runtime.waiting import watched
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ class Driver:
     async def start(self) -> None:
         """Begin to look for workers; returns at once."""
         await self._peers.start()
-        self._telling = asyncio.create_task(self._tell_sessions(), name="sessions hear of workers")
+        telling = asyncio.create_task(self._tell_sessions(), name="sessions hear of workers")
+        self._telling = watched(telling, "sessions do not hear of lost workers any more")
 
     async def close(self) -> None:
         """End all sessions, and all connections. Idempotent."""

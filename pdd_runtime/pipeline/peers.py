@@ -22,6 +22,7 @@ from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty, WatchEvent
 from pdd_runtime.plugins.routing import WorkerKey, WorkerView
 from pdd_runtime.rpc import Greeting, RpcConnection, Tls, connect
+from pdd_runtime.waiting import watched
 
 __all__ = ["Peer", "Peers", "cached_tokens"]
 
@@ -55,8 +56,8 @@ class Peers:
 
     async def start(self) -> None:
         """Begin to look; returns at once."""
-        self._task = asyncio.create_task(self._run(), name="peers")
-        self._task.add_done_callback(_say_why)
+        run = asyncio.create_task(self._run(), name="peers")
+        self._task = watched(run, "workers that come and go are not seen any more")
 
     async def close(self) -> None:
         """Drop all connections. Idempotent."""
@@ -197,11 +198,6 @@ class Peers:
         log.info("worker %s drains, and no session needs it any more", peer)
         self._left.add(peer.key)
         await peer.connection.close()
-
-
-def _say_why(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("workers that come and go are not seen any more", exc_info=error)
 
 
 def cached_tokens(peers: Iterable[Peer], tokens: Sequence[int], salt: str) -> dict[WorkerKey, int]:
