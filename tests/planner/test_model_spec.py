@@ -54,6 +54,7 @@ def test_every_model_is_whole_and_says_where_it_is_from() -> None:
 def test_a_model_is_found_as_its_publisher_writes_it(name: str) -> None:
     assert model_figures(name) == known_models()["deepseek-v3"]
     assert model_figures("meta-llama/Meta-Llama-3.1-8B-Instruct") == known_models()["llama-3.1-8b"]
+    assert model_figures("meta-llama/Llama-3.3-70B-Instruct").kv_token == known_models()["llama-3.1-70b"].kv_token
 
 
 def test_models_of_ones_own_come_first() -> None:
