@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-PATIENCE = 30.0
+PATIENCE = 100.0
 """Seconds for what must happen at once. A slow and busy machine has them; what never happens is known by them."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from typing import Literal, NamedTuple, Self
 
 _CHUNK = 1 << 14
@@ -22,7 +23,7 @@ class TcpProxy:
 
     def __init__(self, target: str, *faults: Fault | None) -> None:
         self._target, self._faults = target, faults
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self.count = 0
         """Connections so far."""
@@ -30,21 +31,24 @@ class TcpProxy:
         """Bytes that have come from the server and gone on to the client."""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0, limit=_CHUNK)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(self._listener))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._connections:
-            task.cancel()
+        assert self._listener is not None
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
+        self._listener.close()
+        self.cut()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     @property
     def endpoint(self) -> str:
         """Where it listens, as host:port."""
-        assert self._server is not None
-        host, port = self._server.sockets[0].getsockname()
+        assert self._listener is not None
+        host, port = self._listener.getsockname()
         return f"{host}:{port}"
 
     def restart(self, target: str) -> None:
@@ -61,13 +65,20 @@ class TcpProxy:
         for task in self._connections:
             task.cancel()
 
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
+    async def _accept(self, listener: socket.socket) -> None:
+        """An `asyncio.Server` that is closed while it accepts leaves that connection open, to nobody's knowledge."""
+        loop = asyncio.get_running_loop()
+        while True:
+            near, _ = await loop.sock_accept(listener)
+            task = asyncio.create_task(self._connect(near))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    async def _connect(self, near: socket.socket) -> None:
         fault = self._faults[self.count] if self.count < len(self._faults) else None
         self.count += 1
         host, _, port = self._target.rpartition(":")
+        reader, writer = await asyncio.open_connection(sock=near, limit=_CHUNK)
         try:
             far_reader, far_writer = await asyncio.open_connection(host, int(port), limit=_CHUNK)
             pumps = [
@@ -83,11 +94,10 @@ class TcpProxy:
                 far_writer.transport.abort()
                 await asyncio.gather(*pumps, return_exceptions=True)
         except (asyncio.CancelledError, OSError):
-            pass  # The end of the test, or a server that is away. The server's own callback takes no cancelled task.
+            pass  # The end of the test, or a server that is away.
         finally:
             with contextlib.suppress(asyncio.CancelledError):
                 await _part(reader, writer)
-            self._connections.discard(task)
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Fault | None, *, count: bool = False

@@ -24,6 +24,7 @@ from pdd_runtime.plugins import load_plugins
 from pdd_runtime.plugins.engine import Load, Sampling, Token
 from pdd_runtime.plugins.lines import Lines
 from pdd_runtime.plugins.messages import Empty
+from pdd_runtime.plugins.routing import WorkerKey
 from pdd_runtime.rpc import Greeting, RpcServer, connect
 from tests.waiting import PATIENCE, until
 
@@ -131,7 +132,8 @@ class Fleet:
         await self._server.close()
 
     async def driver(self, *overrides: str, wait: bool = True) -> Driver:
-        """A driver for this graph, changed by `overrides`, over the same workers."""
+        """A driver for this graph, changed by `overrides`, over the same workers: all that are ready, unless it is not
+        waited for."""
         return await self._driver(overrides, self.graph_with(*overrides), wait)
 
     async def aggregated(self) -> Driver:
@@ -150,8 +152,13 @@ class Fleet:
             self._drivers[key] = driver, discovery
         driver = self._drivers[key][0]
         if wait:
-            await until(lambda: driver.ready)
+            await until(lambda: driver.ready and self._present(graph) <= {member.key for member, _ in driver.workers()})
         return driver
+
+    def _present(self, graph: Graph) -> set[WorkerKey]:
+        """The workers of that graph which are ready."""
+        pools = graph.spec.pools
+        return {each.key for each in self._registry.members() if each.key.pool in pools and each.state == "ready"}
 
     async def ask(
         self,

@@ -130,7 +130,6 @@ async def test_equal_load_spreads_over_the_workers_of_a_pool(new_fleet: Callable
     fleet = new_fleet("spec.pools.main.replicas=2", "spec.pools.prefill.replicas=2")
     await fleet.start("prefill", "relay", "main", "all")
     driver = await fleet.driver(RELAY)
-    await until(lambda: len(driver._peers.ready) == 6)
     # All at once: no worker's own report can be there in time.
     answers = await asyncio.gather(*(fleet.ask(driver, prompt(100), 60) for _ in range(12)))
     for pool, event in (("main", "KV from prefill starts"), ("prefill", "prefill starts")):

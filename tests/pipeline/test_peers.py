@@ -150,7 +150,6 @@ async def test_two_drivers_use_what_the_other_leaves_idle(
     fleet = new_fleet(text=FOUR)
     await fleet.start()
     drivers = [await fleet.driver(), await fleet.driver(ANOTHER)]
-    await until(lambda: all(len(keys(driver)) == 4 for driver in drivers))
 
     async def all_know(requests: int) -> None:
         await until(lambda: all(sum(running(driver).values()) == requests for driver in drivers))
@@ -175,7 +174,6 @@ async def test_two_drivers_at_once_leave_nobody_idle_while_another_queues(
     fleet = new_fleet(text=FOUR)
     await fleet.start()
     drivers = [await fleet.driver(), await fleet.driver(ANOTHER)]
-    await until(lambda: all(len(keys(driver)) == 4 for driver in drivers))
     over, served = asyncio.Event(), Counter[str]()
     idle, end = 0.0, now() + PATIENCE
 

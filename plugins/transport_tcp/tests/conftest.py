@@ -11,7 +11,8 @@ from pdd_tcp.transport import TcpTransport
 from pdd_runtime.plugins.transport import LinkFacts
 from pdd_runtime.rpc import Line, Tls
 from pdd_runtime.testing.kv_parties import Context
-from plugins.transport_tcp.tests.counting import Party, eventually, sockets, threads
+from plugins.transport_tcp.tests.counting import Party, sockets, threads
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -36,4 +37,4 @@ async def party() -> AsyncIterator[Party]:
         yield make
     assert threads() == []
     # A test's own are closed by the loop in its next rounds.
-    await eventually(lambda: sockets() <= before)
+    await until(lambda: sockets() <= before)

@@ -15,7 +15,8 @@ from pdd_runtime.errors import TransferError
 from pdd_runtime.plugins.transport import LinkFacts
 from pdd_runtime.testing.kv_parties import LAYOUT, StoreSink, StoreSource, sequence, subscription
 from pdd_runtime.testing.tcp_proxy import Fault, TcpProxy
-from plugins.transport_tcp.tests.counting import Party, eventually
+from plugins.transport_tcp.tests.counting import Party
+from tests.waiting import until
 
 LINKS = {cluster: LinkFacts("wan", 1e9, 0.001, 2) for cluster in ("dc-a", "dc-b")}
 LARGE = msgspec.structs.replace(LAYOUT, layers=32)
@@ -170,7 +171,7 @@ async def test_a_cancellation_that_was_said_on_a_connection_that_is_lost_is_said
         receiver = party("dc-b", links=LINKS, streams=2)
         transfer = asyncio.create_task(receiver.fetch(f"{host}:{port}", asked, StoreSink(wanted)))
         await asyncio.to_thread(source.wait_for_feeds, 1)
-        await eventually(lambda: len(proxy.answered) == 2)
+        await until(lambda: len(proxy.answered) == 2)
         proxy.deaf = True
         await cancel(transfer)
         await proxy.swallowed.wait()

@@ -11,7 +11,8 @@ from pdd_runtime.errors import TransferError
 from pdd_runtime.plugins.transport import LinkFacts
 from pdd_runtime.testing.kv_parties import LAYOUT, StoreSink, StoreSource, sequence, subscription
 from pdd_runtime.testing.tcp_proxy import TcpProxy
-from plugins.transport_tcp.tests.counting import Party, eventually, sockets, threads
+from plugins.transport_tcp.tests.counting import Party, sockets, threads
+from tests.waiting import until
 
 LARGE = msgspec.structs.replace(LAYOUT, layers=32)
 """Blocks of 256 KiB."""
@@ -47,7 +48,7 @@ async def test_over_a_link_all_connections_are_opened_at_once(party: Party) -> N
     endpoint = await party("dc-a", links=links).serve(source, "127.0.0.1")
     async with TcpProxy(endpoint) as proxy, asyncio.TaskGroup() as group:
         group.create_task(party("dc-b", links=links).fetch(proxy.endpoint, subscription(wanted), StoreSink(wanted)))
-        await eventually(lambda: proxy.count == 4)
+        await until(lambda: proxy.count == 4)
         source.make(wanted)
 
 
@@ -111,7 +112,7 @@ async def test_idle_connections_are_closed_and_opened_again(party: Party) -> Non
         for count in (1, 2):
             await receiver.fetch(proxy.endpoint, subscription(wanted), StoreSink(wanted))
             assert proxy.count == count
-            await eventually(lambda: not any("peer" in name for name in threads()))
+            await until(lambda: not any("peer" in name for name in threads()))
 
 
 async def test_a_sender_of_a_new_epoch_gets_new_connections_and_the_old_ones_go(party: Party) -> None:
@@ -128,7 +129,7 @@ async def test_a_sender_of_a_new_epoch_gets_new_connections_and_the_old_ones_go(
         await receiver.fetch(proxy.endpoint, asked, sink)
         assert sink.whole
         assert proxy.count == 2
-        await eventually(lambda: sum(name.startswith("pdd-tcp-peer") for name in threads()) == 2)
+        await until(lambda: sum(name.startswith("pdd-tcp-peer") for name in threads()) == 2)
 
 
 async def test_senders_that_come_and_go_leave_nothing_behind(party: Party) -> None:
@@ -146,9 +147,9 @@ async def test_senders_that_come_and_go_leave_nothing_behind(party: Party) -> No
             if number % 2:
                 await sender.close()
         await sender.close()
-        await eventually(lambda: sockets() - before <= 2 * 4 + 4 and len(threads()) <= 2 * 4 + 4)
+        await until(lambda: sockets() - before <= 2 * 4 + 4 and len(threads()) <= 2 * 4 + 4)
     await receiver.close()
-    await eventually(lambda: sockets() <= before)
+    await until(lambda: sockets() <= before)
 
 
 async def test_the_sender_idle_for_longest_makes_room_for_another(party: Party) -> None:
@@ -163,7 +164,7 @@ async def test_the_sender_idle_for_longest_makes_room_for_another(party: Party) 
         sink = StoreSink(wanted)
         await receiver.fetch(endpoint, subscription(wanted), sink)
         assert sink.whole
-    await eventually(lambda: sum(name.startswith("pdd-tcp-peer") for name in threads()) == 4)
+    await until(lambda: sum(name.startswith("pdd-tcp-peer") for name in threads()) == 4)
 
 
 async def test_where_all_kept_senders_are_in_use_a_fetch_waits_for_its_turn(party: Party) -> None:

@@ -11,7 +11,8 @@ from pdd_runtime.errors import PddError, TransferError
 from pdd_runtime.plugins.transport import LinkFacts
 from pdd_runtime.rpc import Line
 from pdd_runtime.testing.kv_parties import LAYOUT, StoreSink, StoreSource, sequence, subscription
-from plugins.transport_tcp.tests.counting import Party, eventually
+from plugins.transport_tcp.tests.counting import Party
+from tests.waiting import until
 
 LARGE = msgspec.structs.replace(LAYOUT, layers=32)
 """Blocks of 256 KiB."""
@@ -153,7 +154,7 @@ async def test_a_link_s_telemetry_is_what_crossed_it(party: Party) -> None:
         await asyncio.to_thread(source.wait_for_feeds, 1)
         assert sender.telemetry()[0].queue == 0, "what is not made does not queue"
         source.make(wanted)
-        await eventually(lambda: sender.telemetry()[0].queue > 0)
+        await until(lambda: sender.telemetry()[0].queue > 0)
     (link,) = sender.telemetry()
     assert link.cluster == "dc-b"
     assert (link.queue, link.sent) == (0, ELEPHANT * LARGE.block_bytes)
@@ -172,10 +173,10 @@ async def test_what_is_cancelled_queues_no_more(party: Party) -> None:
     endpoint = await sender.serve(source, "127.0.0.1")
     fetch = party("dc-b").fetch(endpoint, subscription(wanted, layout=LARGE), StoreSink(wanted, LARGE))
     transfer = asyncio.create_task(fetch)
-    await eventually(lambda: bool(sender.telemetry()) and sender.telemetry()[0].queue > 0)
+    await until(lambda: bool(sender.telemetry()) and sender.telemetry()[0].queue > 0)
     transfer.cancel()
     await asyncio.wait([transfer])
-    await eventually(lambda: sender.telemetry()[0].queue == 0)
+    await until(lambda: sender.telemetry()[0].queue == 0)
 
 
 async def test_a_receiver_that_takes_nothing_holds_up_no_other(party: Party) -> None:

@@ -30,8 +30,8 @@ from pdd_runtime.testing.kv_parties import (
     subscription,
 )
 from pdd_runtime.testing.strangers import crowd
-from plugins.transport_tcp.tests.counting import Party, eventually, threads
-from tests.waiting import PATIENCE
+from plugins.transport_tcp.tests.counting import Party, threads
+from tests.waiting import PATIENCE, until
 
 WANTED = sequence(2)
 HELLO = wire.Hello(channel=bytes(range(16)), join=False, cluster="dc-b", secret=SECRET, beat=1.0, streams=1)
@@ -108,7 +108,7 @@ async def test_a_stranger_is_refused_with_a_line_in_the_log_and_others_are_serve
     endpoint = await party("dc-a", io_timeout="500ms").serve(source, "127.0.0.1")
     await say(endpoint, CALLERS[who])
     await serves(party, endpoint)
-    await eventually(lambda: CALLERS[who].logs in caplog.text, PATIENCE)
+    await until(lambda: CALLERS[who].logs in caplog.text)
     assert SECRET not in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
@@ -123,7 +123,7 @@ async def test_a_thousand_who_say_nothing_keep_nobody_out_and_do_not_fill_the_lo
     async with crowd((host, int(port)), 1000) as idle:
         assert len(idle) == 1000
         await serves(party, endpoint)
-        await eventually(lambda: len(threads()) <= STRANGERS + 20, PATIENCE)
+        await until(lambda: len(threads()) <= STRANGERS + 20)
     assert f"and {STRANGERS} others have come" in caplog.text
     assert len(caplog.records) < 100
 

@@ -16,8 +16,9 @@ from pdd_runtime.errors import TransferError
 from pdd_runtime.rpc import Tls
 from pdd_runtime.testing.kv_parties import LAYOUT, StoreSink, StoreSource, sequence, subscription
 from pdd_runtime.testing.tcp_proxy import Fault, TcpProxy
-from plugins.transport_tcp.tests.counting import Party, eventually
+from plugins.transport_tcp.tests.counting import Party
 from tests.certificates import Issuer
+from tests.waiting import until
 
 BLOCK = LAYOUT.block_bytes
 LARGE = msgspec.structs.replace(LAYOUT, layers=1024)
@@ -127,7 +128,7 @@ async def test_another_ca_is_refused_by_both(
 ) -> None:
     other = Issuer("test", tmp_path / "other")
     assert "self-signed certificate" in await refused(party, StoreSource(), tls, other.tls("dc-b"))
-    await eventually(lambda: "refused: no TLS connection with the peer" in caplog.text)
+    await until(lambda: "refused: no TLS connection with the peer" in caplog.text)
 
 
 async def test_the_sender_refuses_one_of_another_ca_that_does_not_mind(
@@ -135,7 +136,7 @@ async def test_the_sender_refuses_one_of_another_ca_that_does_not_mind(
 ) -> None:
     thief = Issuer("test", tmp_path / "other").thief("dc-b", issuer)
     assert "refused this side's certificate or protocol: unknown ca" in await refused(party, StoreSource(), tls, thief)
-    await eventually(lambda: "refused: no TLS connection with the peer" in caplog.text)
+    await until(lambda: "refused: no TLS connection with the peer" in caplog.text)
 
 
 async def test_another_graph_is_refused_though_the_ca_is_the_same(party: Party, issuer: Issuer, tls: Tls) -> None:
@@ -154,7 +155,7 @@ async def test_plain_text_and_tls_do_not_meet_and_both_sides_say_so(
     party: Party, tls: Tls, issuer: Issuer, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert "no TLS connection with the peer" in await refused(party, StoreSource(), tls, None)
-    await eventually(lambda: "it does not speak TLS" in caplog.text)
+    await until(lambda: "it does not speak TLS" in caplog.text)
     assert "it does not speak TLS" in await refused(party, StoreSource(), None, issuer.tls("dc-b"))
 
 
@@ -169,7 +170,7 @@ async def test_one_without_a_certificate_is_refused(
     with pytest.raises(ssl.SSLError, match=r"(?i)certificate.required"):
         await reader.read()
     writer.close()
-    await eventually(lambda: "it has no certificate" in caplog.text)
+    await until(lambda: "it has no certificate" in caplog.text)
 
 
 async def test_handshakes_that_do_not_end_hold_up_nobody_and_end_at_a_deadline(
@@ -186,7 +187,7 @@ async def test_handshakes_that_do_not_end_hold_up_nobody_and_end_at_a_deadline(
             each.sendall(b"\x16\x03\x01\x02\x00\x01")
         await party("dc-b", tls=issuer.tls("dc-b")).fetch(endpoint, subscription(wanted), sink)
         assert sink.whole
-        await eventually(lambda: caplog.text.count("no TLS handshake in 1 s") == 40)
+        await until(lambda: caplog.text.count("no TLS handshake in 1 s") == 40)
 
 
 async def test_a_peer_that_is_gone_before_it_is_refused_is_refused_all_the_same(
@@ -199,5 +200,5 @@ async def test_a_peer_that_is_gone_before_it_is_refused_is_refused_all_the_same(
             # What is left unread when it closes makes that a reset.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    await eventually(lambda: caplog.text.count("refused") >= 50)
+    await until(lambda: caplog.text.count("refused") >= 50)
     assert "Traceback" not in caplog.text
