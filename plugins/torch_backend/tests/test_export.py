@@ -19,7 +19,7 @@ from pdd_runtime.errors import EngineError
 from pdd_runtime.plugins.engine import ModelSpec, Sampling, Token
 from pdd_runtime.testing.engine_harness import EngineHarness
 
-LENGTH = 24
+LENGTH = 8
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -54,7 +54,7 @@ def smollm2(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.slow
 async def test_smollm2_says_the_same_from_a_directory_and_from_its_file(smollm2: Path) -> None:
     assert open_source(str(smollm2)).tokenizer() == open_source("smollm2").tokenizer()
-    prompt = tuple(range(1000, 1200))
+    prompt = tuple(range(1000, 1050))
     expected = await answer("smollm2", prompt)
     assert len(expected) == LENGTH
     assert await answer(str(smollm2), prompt) == expected
