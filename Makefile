@@ -19,7 +19,7 @@ quickstart: light
 	$(BIN)/pdd-runtime up graphs/quickstart.yaml --set spec.links.wan.bandwidth=$(LINK) --ask "$(ASK)"
 
 test: check
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: install
 	$(BIN)/ruff check .
