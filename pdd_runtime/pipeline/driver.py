@@ -141,13 +141,12 @@ class Driver:
     async def info(self) -> EngineInfo:
         """What the workers serve, with the shortest context that one of them has: a route may lead over any. Waits for
         one. Raises `DeadlineExceeded`."""
-        await self._any_worker()
-        infos = [peer.member.info for peer in self._peers.ready if peer.member.info is not None]
+        infos = [peer.member.info for peer in await self._workers() if peer.member.info is not None]
         return min(infos, key=lambda info: info.context_length)
 
     async def tokenizer(self) -> TokenizerFiles:
         """Of the model served; waits for a worker. Raises `DeadlineExceeded`."""
-        peer = await self._any_worker()
+        peer = (await self._workers())[0]
         return await peer.connection.call("engine.tokenizer", Empty(), TokenizerFiles, timeout=deadlines.CALL)
 
     async def run(self, request: SessionRequest) -> AsyncGenerator[Token | Finish, None]:
@@ -249,9 +248,10 @@ class Driver:
             for session in tuple(self._sessions):
                 session.changed.fire()
 
-    async def _any_worker(self) -> Peer:
+    async def _workers(self) -> list[Peer]:
+        """Those that are ready, at least one."""
         await self._peers.changed.until(lambda: bool(self._peers.ready), deadlines.WORKER, "a first worker")
-        return self._peers.ready[0]
+        return self._peers.ready
 
     def _troubles(self) -> list[str]:
         return [f"{key}: {why}" for key, why in self._peers.troubles.items()]
